@@ -57,7 +57,7 @@ from hangdoc.analysis.logs.notices import NoticesFacts, NoticesJob
 from hangdoc.analysis.logs.preparations import PreparationFacts, PreparationJob
 from hangdoc.analysis.logs.printed_values import PrintedFacts, PrintedJob
 from hangdoc.analysis.logs.reported_ports import PortsJob
-from hangdoc.analysis.logs.reported_versions import VersionsJob
+from hangdoc.analysis.logs.reported_versions import VersionsFacts, VersionsJob
 from hangdoc.analysis.logs.tables import TablesFacts, TablesJob
 from hangdoc.analysis.logs.transport import TransportJob
 from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
@@ -165,6 +165,7 @@ class RankFacts:
     logs: LogsFacts
     notices: NoticesFacts
     preparations: PreparationFacts
+    versions: VersionsFacts
     printed: PrintedFacts
     figures: FiguresFacts
     hardware: HardwareFacts

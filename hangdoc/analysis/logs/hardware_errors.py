@@ -32,6 +32,7 @@ class HardwareErrors:
     """Hardware errors by rank, and by host if no rank of it reports them."""
 
     nic: dict[Key, str] = field(default_factory=dict)  # chosen by NCCL, reaches no other host: "docker0:172.17.0.1"
+    nic_shared: str | None = None  # an address that several hosts chose, so that it leads each of them to itself
     ib: dict[Key, str] = field(default_factory=dict)  # "completion error 12 (retries exceeded: ...) from 10.1.2.3"
     ports: dict[Key, str] = field(default_factory=dict)  # "mlx5_0:1: port error, 3 times"
     gpus: dict[Key, str] = field(default_factory=dict)  # "Xid 79 on GPU 0000:44:00: GPU has fallen off the bus"
@@ -43,9 +44,12 @@ class HardwareErrors:
 def hardware_errors(case: Case, logs: JobLogs) -> HardwareErrors:
     found = HardwareErrors()
     named: dict[str, set[Key]] = defaultdict(set)
+    chosen: dict[str, set[str]] = defaultdict(set)  # on which hosts each address was chosen
     for key, events in logs.ranks.items():
         if nic := next((name for event in events if (name := _internal_interface(event))), None):
             found.nic[key] = nic
+        for address in filter(None, map(_bootstrap_address, events)):
+            chosen[address].add(key[0])
         errors = [event for event in events if event.kind == "ib_error" and event.fields.get("status") != str(FLUSHED)]
         if errors:
             found.ib[key] = _format_completion(errors[-1], len(errors))
@@ -60,6 +64,9 @@ def hardware_errors(case: Case, logs: JobLogs) -> HardwareErrors:
     for host, event in logs.unattributed:
         if host is not None:
             by_host[host].append(event)
+            if used := _bootstrap_address(event):
+                chosen[used].add(host)
+    found.nic_shared = _shared(chosen)
     for host, events in by_host.items():
         for texts, hosts, text in (
             (found.ports, found.port_hosts, _format_ports(events)),
@@ -98,6 +105,22 @@ def _internal_interface(event: LogEvent) -> str | None:
         return None
     wrong = [f"{name}:{address}" for name, address in chosen if INTERNAL.match(name) or INTERNAL_ADDRESS.match(address)]
     return wrong[0] if wrong and len(wrong) == len(chosen) else None
+
+
+def _bootstrap_address(event: LogEvent) -> str | None:
+    """Where NCCL on this host receives connections of its peers: "eth0:10.0.0.1"."""
+    if event.kind != "nccl_bootstrap":
+        return None
+    return f"{event.fields.get('interface', '?')}:{event.fields.get('address', '?')}"[:MAX_TEXT]
+
+
+def _shared(chosen: dict[str, set[str]]) -> str | None:
+    """The first address that several known hosts chose, with their names."""
+    for address, hosts in chosen.items():
+        known = sorted(host for host in hosts if " " not in host)  # "unknown host"
+        if len(known) > 1:
+            return f"{address} on {', '.join(known[:4])}"[:MAX_TEXT]
+    return None
 
 
 def _format_completion(event: LogEvent, count: int) -> str:

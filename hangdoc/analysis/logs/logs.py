@@ -132,6 +132,7 @@ class LogsJob:
     raised_kind: str | None = None  # as in LogsFacts.error_kind
     raised_site: str | None = None  # innermost user frame of that exception
     raised_line: str | None = None  # "file:line" of that exception in the log
+    nic_shared: str | None = None  # an address that NCCL uses on several hosts: "docker0:172.17.0.1 on lab1, lab2"
     distributed: bool = False  # a line shows that several processes took part
     requested: str | None = None  # line: a user, launcher or scheduler ended the job, and nothing failed before
     host_failed: str | None = None  # line: the scheduler ended the job because a host failed
@@ -310,6 +311,8 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
     """`ended`: a rank is known to have failed by an exception of its own."""
     logs, hardware, rendezvous = job.logs, job.hardware, job.rendezvous
     absent = limits.absent_ranks(logs.size, logs.keys) if logs.size else ()
+    if rendezvous.expected == logs.size and len(absent) > (rendezvous.expected or 0) - (rendezvous.joined or 0):
+        absent = ()  # fewer are missing than have no log here
     host_errors = {**hardware.port_hosts, **hardware.gpu_hosts}
     unseen = [(mismatch, rank) for mismatch in job.mismatches for rank in mismatch.outliers if rank not in logs.keys]
     raised = unattributed_failure(logs) if not ended else None
@@ -343,6 +346,7 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
         gone_why=gone.why if gone else None,
         gone_line=next((event.text for event in (*lost, *peer_errors)), None),
         raised=raised.text if raised else None,
+        nic_shared=hardware.nic_shared,
         raised_uncaught=bool(raised and "uncaught" in raised.fields),
         raised_kind=error_kind(raised),
         raised_site=raised.fields.get("site") if raised else None,

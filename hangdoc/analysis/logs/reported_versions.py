@@ -1,18 +1,32 @@
-"""Versions of NCCL, torch and the driver that differ between hosts, by what a text shows of each host."""
+"""Versions of NCCL, torch and the driver that differ between hosts, by what a text shows of each host.
+
+NCCL compares its own version with that of each peer and names the first that differs (nccl: src/init.cc,
+initTransportsRank): every rank complains, those of the majority too. Only versions of three ranks show which is odd.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
-from hangdoc.analysis.logs.log_events import JobLogs, job_logs
+from hangdoc.analysis.logs.log_events import JobLogs, job_logs, number
 from hangdoc.analysis.logs.notices import NoticesJob
 from hangdoc.analysis.thresholds import COMPARABLE_RANKS
 
-KIND = "software_version"
+KIND, COMPARED = "software_version", "version_mismatch"
 MAX_SUSPECTS = 16
+Subject = TypeVar("Subject", int, str)
+MAX_COMPARED = 65_536  # ranks
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsFacts:
+    """One rank."""
+
+    odd: bool | None = None  # it has another version than most ranks; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,27 +37,67 @@ class VersionsJob:
     other: tuple[Suspect, ...] = ()  # hosts with another version than most; none of two
     blamed: tuple[Suspect, ...] = ()  # those, or the hosts and absent ranks that an error names
     failed: bool = False  # a line shows that ranks failed: an exception, a failed connection, an error of NCCL
+    compared: bool = False  # lines compare the versions of two ranks: neither of them is wrong for that alone
+    ranks_text: str | None = None  # "ranks 0, 1: 22105, rank 2: 22005"
 
 
-class ReportedVersionsDetector(Detector[object, VersionsJob]):
+class ReportedVersionsDetector(Detector[VersionsFacts, VersionsJob]):
+    rank_facts = VersionsFacts
     job_facts = VersionsJob
 
-    def derive(self, case: Case) -> tuple[dict[Key, object], VersionsJob]:
+    def derive(self, case: Case) -> tuple[dict[Key, VersionsFacts], VersionsJob]:
+        facts = dict.fromkeys(case.ranks, VersionsFacts())
         logs, named = job_logs(case), case.job(NoticesJob).version_mismatch_at
+        of_ranks = _of_ranks(logs) if logs else {}
+        odd = sorted(_odd(of_ranks))
+        if logs and of_ranks:
+            facts |= {logs.keys[rank]: VersionsFacts(odd=True) for rank in odd if rank in logs.keys}
+            named = tuple(Suspect(rank) for rank in odd if rank not in logs.keys)[:MAX_SUSPECTS]
+        ranks_text = _sides(of_ranks) if of_ranks else None
         for package, versions in _by_package(logs).items() if logs else ():
-            counts = Counter(versions.values()).most_common(2)
-            if logs is None or len(counts) < 2:
+            if logs is None or len(set(versions.values())) < 2:
                 continue
-            clear = len(versions) >= COMPARABLE_RANKS and counts[0][1] > counts[1][1]
-            other = [host for host, version in versions.items() if clear and version != counts[0][0]]
+            unusual = _odd(versions)
+            other = [host for host in versions if host in unusual]
             sides: dict[str, list[str]] = defaultdict(list)
             for host in sorted(versions, key=lambda host: (host not in other, host)):
                 sides[versions[host]].append(host)
             text = ", ".join(f"{' and '.join(hosts[:3])}: {package} {version}" for version, hosts in sides.items())
-            failed = any(True for _ in logs.all("exception", "connect_failed", "version_mismatch", "socket_broken"))
+            failed = any(True for _ in logs.all("exception", "connect_failed", COMPARED, "socket_broken"))
             suspects = tuple(Suspect(None, None, host) for host in other)[:MAX_SUSPECTS]
-            return {}, VersionsJob(text[:400], suspects, suspects or named, failed)
-        return {}, VersionsJob(blamed=named)
+            blamed = named if odd else suspects or named
+            return facts, VersionsJob(text[:400], suspects, blamed, failed, bool(of_ranks), ranks_text)
+        return facts, VersionsJob(blamed=named, compared=bool(of_ranks), ranks_text=ranks_text)
+
+
+def _odd(versions: Mapping[Subject, str]) -> set[Subject]:
+    """Who has another version than most; empty if no version is clearly that of most."""
+    counts = Counter(versions.values()).most_common(2)
+    if len(counts) < 2 or len(versions) < COMPARABLE_RANKS or counts[0][1] == counts[1][1]:
+        return set()
+    return {one for one, version in versions.items() if version != counts[0][0]}
+
+
+def _of_ranks(logs: JobLogs) -> dict[int, str]:
+    """The version of each rank that NCCL's comparisons show."""
+    found: dict[int, str] = {}
+    for event in logs.all(COMPARED):
+        for who, has in (("others", "expects"), ("rank", "has")):
+            rank, version = number(event, who), event.fields.get(has)
+            if "others" in event.fields and rank is not None and version and len(found) < MAX_COMPARED:
+                found.setdefault(rank, version)
+    return found
+
+
+def _sides(versions: Mapping[int, str]) -> str:
+    """Versions and the ranks that have them, the most usual first: "ranks 0, 1: 22105, rank 2: 22005"."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for rank, version in sorted(versions.items()):
+        ranks[version].append(rank)
+    sides = sorted(ranks.items(), key=lambda side: -len(side[1]))[:4]
+    return ", ".join(
+        f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who[:8]))}: {version}" for version, who in sides
+    )
 
 
 def _by_package(logs: JobLogs) -> Mapping[str, Mapping[str, str]]:

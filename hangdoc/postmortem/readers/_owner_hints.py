@@ -63,8 +63,11 @@ _LISTED = re.compile(
 )
 _RANK_AND_PID = re.compile(r"\branks?\b.*\bpids?\b|\bpids?\b.*\branks?\b", re.IGNORECASE)
 _SAME = re.compile(
-    r"\b(?:same (?:\w{1,12} )?as|identical to|just like|as on|like) (?:on )?rank[ _-]?(\d{1,6})\b", re.IGNORECASE
+    r"\b(?:(?:same (?:\w{1,12} )?as|identical to|just like|as on|like) (?:on )?rank[ _-]?|(?:same as|identical to) )"
+    r"(\d{1,6})\b(?!\.\d)",
+    re.IGNORECASE,
 )
+_CLAUSE = re.compile(r"[.;:] |\((?=ranks?\b)", re.IGNORECASE)
 # `for h in n1 n2 n3; do echo $h; ...`: lines that are one of these names alone are headings.
 _LOOP = re.compile(rf"\bfor \w{{1,20}} in ((?:{NAME} ){{0,64}}?{NAME}) ?; ?do\b")
 _SPOKE = re.compile(r"\s{0,8}\[rank[ _:-]{0,2}(\d{1,6})\][ :]", re.IGNORECASE)  # a line of this rank's own output
@@ -230,7 +233,7 @@ class OwnerHints:
             self._observe_list([(int(one), int(other)) for one, other in pairs])
             return
         if same := _SAME.search(text):
-            self._observe_same(text[: same.start()], int(same[1]))
+            self._observe_same(_CLAUSE.split(text[: same.start()])[-1] or text[: same.start()], int(same[1]))
             return
         if title := _TITLE.fullmatch(text):
             name = _ENDING.sub("", title[1] or title[2])

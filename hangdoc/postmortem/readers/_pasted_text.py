@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._owner_hints import NAME, OwnerHints
+from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, NAME, OwnerHints
 from hangdoc.postmortem.readers._text_source import text_source
 from hangdoc.system import input_limits
 
@@ -119,23 +119,32 @@ def parse_channels(texts: Iterable[str], opening: re.Pattern[str], factory: Pars
         if not parsers[prefix].feed(rest):
             hints_by_prefix[prefix].observe(rest)
         if parsers[prefix].pieces:
-            yield from _of_each_owner(parsers[prefix].pieces, hints_by_prefix[prefix])
+            yield from _of_each_owner(parsers[prefix].pieces, hints_by_prefix[prefix], unprefixed)
             parsers[prefix].pieces.clear()
     for prefix, parser in parsers.items():
         parser.end()
-        yield from _of_each_owner(parser.pieces, hints_by_prefix[prefix])
+        yield from _of_each_owner(parser.pieces, hints_by_prefix[prefix], unprefixed)
 
 
-def _of_each_owner(pieces: Iterable[Piece], hints: OwnerHints) -> Iterator[Piece]:
-    """The pieces; those under a heading of several ranks once a rank."""
+def _of_each_owner(pieces: Iterable[Piece], hints: OwnerHints, unprefixed: OwnerHints) -> Iterator[Piece]:
+    """The pieces; those of a rank whose stack other ranks share, by a heading or a sentence, once a rank."""
     for piece in pieces:
         yield piece
-        for rank in hints.companions.get(piece.process.rank, ()) if piece.process.rank is not None else ():
+        number = _number_of(piece.process)
+        shared = {**unprefixed.companions, **hints.companions}
+        for rank in shared.get(number, ()) if number is not None else ():
             process = ProcessRef(rank, piece.process.host)
             record = piece.record
             if isinstance(getattr(record, "process", None), ProcessRef):
                 record = dataclasses.replace(record, process=process)
             yield replace(piece, process=process, record=record)
+
+
+def _number_of(process: ProcessRef) -> int | None:
+    """Its rank, or else its number on its host."""
+    if process.rank is None and process.pid is not None and 0 <= LOCAL_PIDS - process.pid < 10**4:
+        return LOCAL_PIDS - process.pid
+    return process.rank
 
 
 def _prefix(

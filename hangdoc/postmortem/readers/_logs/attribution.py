@@ -102,9 +102,15 @@ class OriginResolver:
             return None
         if self.ranks:
             only = next(iter(self.ranks))
-            certain = path_names_process or self.ranks[only] >= 3 or self._only_failed_rank == only
+            alone = self.ranks[only] >= 3 and not self._others_wrote
+            certain = path_names_process or alone or self._only_failed_rank == only
             return only if certain else None
         return self.path_origin.process.rank if path_names_process else self._only_failed_rank
+
+    @property
+    def _others_wrote(self) -> bool:
+        """True if lines of other processes are certain: of another host, or of a launcher that ended other ranks."""
+        return self.ended or len(self.hosts) > 1
 
     @property
     def _only_failed_rank(self) -> int | None:
