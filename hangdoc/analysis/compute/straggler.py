@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.compute.resources import ResourcesFacts
-from hangdoc.analysis.compute.wait_time import WaitTime, moves_throughout, unmoved_share, wait_time
+from hangdoc.analysis.compute.wait_time import WaitTime, moves_throughout, unmoved_share, wait_times
 from hangdoc.analysis.compute.workload import in_each_step, more_work, same_code
 from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.phases import WAITING
@@ -75,7 +75,7 @@ class StragglerDetector(Detector[StragglerFacts, None]):
         resources = case.facts(ResourcesFacts)
         unseen = {advancing: StragglerFacts(advancing=advancing) for advancing in (True, None)}
         facts = {key: unseen[_advancing(case, key, resources[key])] for key in case.ranks}
-        waits = {key: found for key in case.ranks if (found := wait_time(case, key))}
+        waits = wait_times(case)
         if len(waits) < 2 or len(waits) < len(case.ranks):
             return facts, None
         period = case.job(ProgressJob).period_s

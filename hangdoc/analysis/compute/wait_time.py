@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from hangdoc.analysis import Case, Key
@@ -29,6 +29,7 @@ class WaitTime:
     parts: tuple[float, ...]  # in each of PARTS
     slices: tuple[float, ...] | None  # in each slice of SLICE_S to 2 * SLICE_S; None: known from stacks only
     spins: bool  # it busy-waits, as MPI does, so CPU time does not tell waiting from work
+    seen: tuple[float, ...]  # parts, by the stacks alone
 
     @property
     def share(self) -> float:
@@ -54,7 +55,7 @@ def wait_time(case: Case, key: Key) -> WaitTime | None:
     spins = _spins(looks, processes_at) and (used.demand or used.cores_used or 0.0) >= SPINS_WAITING * sum(seen) / PARTS
     asleep = None if spins else _Asleep.of(series)
     if asleep is None:
-        return WaitTime(seen, None, spins)
+        return WaitTime(seen, None, spins, seen)
     for_others = _waiting_share_of_sleep(looks, processes_at, 1.0)
     finest = max(SLICE_S, min(2 * SLICE_S, 2.0 * (case.job(ProgressJob).period_s or 0.0)))
     slices = _edges(start, end, max(PARTS, int((end - start) / finest)))
@@ -65,7 +66,20 @@ def wait_time(case: Case, key: Key) -> WaitTime | None:
             for first, last in pairwise(slices)
         ),
         spins,
+        seen,
     )
+
+
+def wait_times(case: Case) -> dict[Key, WaitTime]:
+    """Wait times that compare: if the clocks of one rank do not tell (it busy-waits), all are from the stacks.
+
+    A rank may sleep a quarter of the time and stand in collectives for most of it, as others do: in FSDP, gloo's copies
+    count as work by the clocks, and as a wait by the stacks.
+    """
+    waits = {key: found for key in case.ranks if (found := wait_time(case, key))}
+    if any(wait.slices is None for wait in waits.values()):
+        return {key: replace(wait, parts=wait.seen, slices=None) for key, wait in waits.items()}
+    return waits
 
 
 def _watched(looks: Sequence[Look]) -> Sequence[Look]:

@@ -250,13 +250,18 @@ def call_mismatches(logs: JobLogs, groups: Sequence[Group]) -> Iterator[CallMism
     """Mismatched calls: found by torch's own check (TORCH_DISTRIBUTED_DEBUG), or in the watchdogs' reports."""
     calls: dict[int, Call] = {}
     sequences: dict[int, str] = {}
-    for event in logs.all("mismatch"):
+    checked = list(logs.all("mismatch"))
+    # A line that was cut in a paste lost the dtype of its second call.
+    typed = all(
+        event.fields.get(f"dtype_{side}") for event in checked for side in "ab" if f"rank_{side}" in event.fields
+    )
+    for event in checked:
         for side in "ab":
             rank = number(event, f"rank_{side}")
             if rank is not None:
-                calls[rank] = event.fields.get(f"op_{side}", ""), _shape(event.fields, side)
+                calls[rank] = event.fields.get(f"op_{side}", ""), _shape(event.fields, side, typed)
                 sequences[rank] = event.fields.get(f"sequence_{side}", "")
-    for event in logs.all("mismatch"):
+    for event in checked:
         speaker, other = number(event, "rank_a"), number(event, "rank_b")
         # torch compares the ranks in order and names the first that differs: those before it agree with the speaker.
         if "first" in event.fields and speaker is not None and other is not None:
@@ -274,8 +279,8 @@ def call_mismatches(logs: JobLogs, groups: Sequence[Group]) -> Iterator[CallMism
         yield from _mismatch({rank: call for rank, call in group.calls.items() if group.timed_out.get(rank) == front})
 
 
-def _shape(fields: Mapping[str, str], side: str) -> str:
-    shape, kind = fields.get(f"shape_{side}"), fields.get(f"dtype_{side}", "")
+def _shape(fields: Mapping[str, str], side: str, typed: bool) -> str:
+    shape, kind = fields.get(f"shape_{side}"), fields.get(f"dtype_{side}", "") if typed else ""
     return f"[{shape}] {kind}".strip() if shape is not None else kind
 
 

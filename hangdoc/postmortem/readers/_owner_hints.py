@@ -77,6 +77,7 @@ _PROMPT = re.compile(
     rf"(?:[: ][^\n$#%>\]]{{0,80}})?\]? ?[$#%>]"
     rf"|\[?(?P<bare>{NAME})(?:[: ][~/][\w./~-]{{0,80}})?\]? ?[$#%]|[$%](?=\s))(?:\s+(?P<command>\S.{{0,2000}}?))?\s*"
 )
+_COMMENT = re.compile(r"(?<!\S)#[^#]{1,80}$")  # behind a command: `py-spy dump -p 811  # rank 5`
 _ELSEWHERE = re.compile(
     r"(?:sudo )?(?:pdsh|clush|pssh|parallel-ssh|srun|mpirun|mpiexec|ansible|kubectl|docker|podman|salt)\b"
 )
@@ -250,6 +251,9 @@ class OwnerHints:
         if prompt.host is not None or not prompt.states_host:
             self.host = prompt.host or self.host
         rank = as_rank(prompt.name) if prompt.name else None
+        comment = _COMMENT.search(prompt.command)
+        if comment and rank is None and (said := _RANK.search(_OTHER_RANK.sub(" ", comment[0]))):
+            rank = int(said[1]) if not _several(comment[0]) else None
         pid = _PID.search(prompt.command)
         if rank is not None or pid:
             self.rank, self.pid, self.updated = rank, int(pid[1]) if pid else None, True

@@ -88,6 +88,8 @@ def _best(block: list[TextLine], score: Score) -> list[TextLine]:
         best = max(ways[:2], key=lambda way: total(way, certain=True))
     continued = _continued(best, score)
     ways = [best, _greedy(best, score), continued, _greedy(continued, score)]
+    if best is not block:  # which may have put blanks into words
+        ways.append(_greedy(block, score))
     return max(ways, key=lambda way: total(way, certain=True))
 
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from hangdoc.analysis import Case
-from hangdoc.analysis.compute.wait_time import WaitingRanks, WaitTime, moves_throughout, wait_time
+from hangdoc.analysis.compute.wait_time import WaitingRanks, WaitTime, moves_throughout, wait_time, wait_times
 from hangdoc.analysis.ranks.call_path import CallPath, Thread
 from hangdoc.analysis.ranks.progress import Activity, Look
 from hangdoc.evidence import Process, Stack, ThreadCpu
@@ -84,6 +84,18 @@ def test_a_first_look_that_took_long_is_left_out(stage: Stage) -> None:
     slow = Case([replace(first[0], at_s=-9.0), *[shot for shot, _ in rest]], case.ranks)
     assert wait_time(slow, key) == wait_time(Case([shot for shot, _ in rest], case.ranks), key) is not None
     assert moves_throughout(slow, key)
+
+
+def test_ranks_are_compared_by_one_measure(stage: Stage) -> None:
+    """Both stand in collectives for two thirds of the time, and the clocks of one of them do not show it."""
+    sleeper, spinner = (
+        [look(i % 3 > 0, cpu_s * i, 0.0, i, state) for i in range(19)] for cpu_s, state in ((0.4, "S"), (0.5, "R"))
+    )
+    case = stage.facts(*map(list, zip(sleeper, spinner, strict=True)), every_s=0.5).case
+    found = list(wait_times(case).values())
+    assert [one.spins for one in found] == [False, True]
+    assert wait_time(case, next(iter(case.ranks))) != found[0]
+    assert [one.share for one in found] == pytest.approx([2 / 3, 2 / 3], abs=0.1)
 
 
 NOWHERE = Thread(CallPath(()), Stack(1, None, ()))

@@ -42,6 +42,9 @@ PROCESSES = {
     "==> gn12 <==": ProcessRef(host="gn12"),
     "we think rank 3 and its loader are fine, as every rank before it was": ProcessRef(),
     "user@gn12:~$ py-spy dump --pid 4117": ProcessRef(None, "gn12", 4117),
+    "$ py-spy dump -p 4117  # rank 3": ProcessRef(3),
+    "user@gn12:~$ gdb -p 4117 -batch -ex bt # this is rank 3 of 8": ProcessRef(3, "gn12"),
+    "$ kill -USR1 4117 # ranks 0-7 all look like this": ProcessRef(),
 }
 
 
