@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from hangdoc.evidence import Stack, Stacks
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS
+from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, ranks_in_order
 from hangdoc.postmortem.readers._pasted_text import ParserFactory, parse_channels
 from hangdoc.postmortem.readers._torchrun import process_of
 
@@ -112,6 +112,7 @@ def _owners(ranks: Sequence[ProcessDump], source: Source) -> list[ProcessRef]:
     ]
     found = _ranks_from_gpus(found)
     found = _ranks_from_local_ranks(ranks, found) or found
+    found = _ranks_from_order(ranks, found, source)
     if all(process.rank is None for process in found):
         named = process_of_file(source)
         processes = {_process_identity(dump) for dump in ranks}
@@ -141,6 +142,19 @@ def _process_identity(dump: ProcessDump) -> object:
         return dump.process
     main = next((stack.tid for stack in dump.stacks.threads if stack.name == "MainThread" and stack.tid), None)
     return main if main is not None else id(dump)
+
+
+def _ranks_from_order(ranks: Sequence[ProcessDump], processes: list[ProcessRef], source: Source) -> list[ProcessRef]:
+    """Ranks of which the text says that its dumps are in their order, if it has one process for each."""
+    identities = list(dict.fromkeys(_process_identity(dump) for dump in ranks))
+    if len(identities) < 2 or any(process.rank is not None for process in processes):
+        return processes
+    found = ranks_in_order(source.head_text, len(identities))
+    numbers = dict(zip(identities, found, strict=False))
+    return [
+        replace(process, rank=numbers.get(_process_identity(dump)))
+        for dump, process in zip(ranks, processes, strict=True)
+    ]
 
 
 def _ranks_from_variables(ranks: Sequence[ProcessDump], processes: list[ProcessRef]) -> list[ProcessRef]:

@@ -67,6 +67,15 @@ _SAME = re.compile(
     r"(\d{1,6})\b(?!\.\d)",
     re.IGNORECASE,
 )
+_NOTE = re.compile(r"\s?[(\[](?![^()\[\]\n]*\d)[^()\[\]\n]{1,60}[)\]](?=[\s:*_`-]*$)")  # behind ranks: `(all the same)`
+# The processes of a text and their ranks, in the same order: `pids are rank 0,1,2,3 in that order`, `in rank order`.
+_IN_ORDER = re.compile(
+    r"\branks?[\s:=]{1,3}(?P<ranks>\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to|\.\.) ?(?:rank )?\d{1,6}){1,64})[,;)]? ?"
+    r"\(?(?:respectively\b|in (?:(?:that|this|the same|just this|exactly this|ascending) )?order\b(?! (?:to|that|of)\b))"
+    r"|\b(?:in|by) (?:the order of )?(?:(?:their|the) )?ranks?\b(?=[ -]order\b|[.):]?\s*$)"
+    r"|\b(?:in order of|(?:sorted|ordered) by) (?:(?:their|the|global) )?ranks?\b",
+    re.IGNORECASE | re.MULTILINE,
+)
 _CLAUSE = re.compile(r"[.;:] |\((?=ranks?\b)", re.IGNORECASE)
 # `for h in n1 n2 n3; do echo $h; ...`: lines that are one of these names alone are headings.
 _LOOP = re.compile(rf"\bfor \w{{1,20}} in ((?:{NAME} ){{0,64}}?{NAME}) ?; ?do\b")
@@ -274,6 +283,7 @@ class OwnerHints:
 
     def _observe_labels(self, text: str) -> None:
         rest = _OTHER_RANK.sub(" ", text)
+        rest = _NOTE.sub(" ", rest, count=1)
         several = _several(rest)
         rank, pid = _RANK.search(rest), _PID.search(rest)
         local = _LOCAL.search(text) if rank is None and not several else None
@@ -321,6 +331,19 @@ def _several(text: str) -> tuple[int, ...]:
     """The ranks in `Ranks 0, 2-4`, if there are several."""
     found = _RANKS.search(text)
     return listed_numbers(found[1], MAX_COMPANIONS) if found else ()
+
+
+def ranks_in_order(text: str, processes: int) -> tuple[int, ...]:
+    """The ranks of so many processes, in the order in which a text shows them, as it says. Empty: it does not say."""
+    found = {
+        listed_numbers(match["ranks"].replace("rank ", ""), MAX_COMPANIONS)
+        if match["ranks"]
+        else tuple(range(processes))
+        for match in _IN_ORDER.finditer(text)
+        if "reverse" not in match[0]
+    }
+    ranks = found.pop() if len(found) == 1 else ()
+    return ranks if len(ranks) == processes else ()
 
 
 def listed_numbers(text: str, most: int) -> tuple[int, ...]:

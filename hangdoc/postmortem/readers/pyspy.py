@@ -149,12 +149,16 @@ class _Parser:
 
 
 _OWNER = re.compile(r"\((?:pid|rank|local rank|host|node|gpu)[ :=#]", re.IGNORECASE)  # a heading: `rank 1 (pid 5513)`
+_NOTED = re.compile(  # another heading: `[gn07] ranks 4,5 (all the same)`
+    r"(?:.{0,80}[\s\])])?[\[(=*#-]{0,8} ?(?:ranks?|workers?|gpus?|node|host)[ :=#_-]{0,3}\d.{0,200}\([^().:/]{1,60}\)",
+    re.IGNORECASE,
+)
 
 
 def _frame(text: str) -> tuple[str, str] | None:
     """The function of a frame, and the content of its last balanced parentheses."""
     text = text.strip()
-    if not text.endswith(")") or len(text) > 8192 or _OWNER.search(text):
+    if not text.endswith(")") or len(text) > 8192 or _OWNER.search(text) or _NOTED.fullmatch(text):
         return None
     depth = 0
     for at in range(len(text) - 1, 0, -1):
