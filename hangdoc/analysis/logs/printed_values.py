@@ -16,9 +16,11 @@ from statistics import median
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.logs.log_events import JobLogs, job_logs, number
 from hangdoc.analysis.thresholds import AT_ONE_PLACE, COMPARABLE_RANKS, MUCH_MORE_CPU, ROUNDING
+from hangdoc.evidence.logs import LogEvent
 
 PRINTED = "printed"  # kind of event
 SECONDS, METRIC = "seconds", "metric"  # begin of the names of times, and of results
+FINITE, NONFINITE = "finite", "nonfinite"  # begin of the names of losses and of norms of gradients
 ALONE = "world size 1"  # its name, if the line says that the process is the only one
 
 
@@ -28,6 +30,7 @@ class PrintedFacts:
 
     odd: bool | None = None  # most ranks printed another value
     value: str | None = None  # what it printed: "weights sha1 41d07a"
+    nonfinite: str | None = None  # its loss has no value, while those of most ranks have: "local loss nan at step 1841"
     slow: str | None = None  # its own work takes longer than that of its peers: "compute 8.8 s, 0.92 s on other ranks"
 
 
@@ -53,10 +56,10 @@ class PrintedDetector(Detector[PrintedFacts, PrintedJob]):
             return nothing, PrintedJob()
         alone = {key for key, event in logs.of_ranks(PRINTED) if event.fields.get("name") == ALONE}
         found = PrintedJob(alone=len(alone) if len(alone) > 1 else 0)
-        slow = _slow(logs)
-        nothing |= {key: PrintedFacts(slow=text) for key, text in slow.items()}
+        slow, nonfinite = _slow(logs), _nonfinite(logs)
+        nothing |= {key: PrintedFacts(None, None, nonfinite.get(key), slow.get(key)) for key in {*slow, *nonfinite}}
         for (name, step), values in sorted(_by_name(logs).items(), key=lambda item: -(item[0][1] or 0)):
-            if len(values) < 2 or name.startswith(SECONDS) or not _differ(values):
+            if len(values) < 2 or name.startswith((SECONDS, FINITE, NONFINITE)) or not _differ(values):
                 continue
             (usual, count), *others = Counter(values.values()).most_common()
             # Ranks that each evaluate a part of the data differ everywhere.
@@ -66,7 +69,9 @@ class PrintedDetector(Detector[PrintedFacts, PrintedJob]):
             majority = bool(others) and count > max(1, others[0][1])
             found = PrintedJob(name, step, not _is_float(usual), usual if majority else None, found.alone)
             return nothing | {
-                key: PrintedFacts(value != usual if majority else None, f"{name} {value}", slow.get(key))
+                key: PrintedFacts(
+                    value != usual if majority else None, f"{name} {value}", nonfinite.get(key), slow.get(key)
+                )
                 for key, value in values.items()
             }, found
         return nothing, found
@@ -92,6 +97,45 @@ def _slow(logs: JobLogs) -> dict[Key, str]:
             what = name.removeprefix(SECONDS).removeprefix(" of ") or "its part"
             return {key: f"{what} {value:.2g} s, {usual:.2g} s on other ranks" for key, value in slow.items()}
     return {}
+
+
+def _nonfinite(logs: JobLogs) -> dict[Key, str]:
+    """Ranks whose loss, or norm of gradients, became nan or infinite and stayed so, while most ranks printed numbers.
+
+    Losses that a scaler skips are infinite for a step or two. What all ranks have in common is nan on all of them: so
+    several others must have printed a number at that step, or later, and never anything else.
+    """
+    ranked = set(logs.keys.values())
+    found: dict[str, dict[Key, dict[str, LogEvent]]] = defaultdict(lambda: defaultdict(dict))
+    for key, event in logs.of_ranks(PRINTED):
+        begin, _, name = event.fields.get("name", "").partition(" ")
+        if begin in (FINITE, NONFINITE) and key in ranked:
+            found[name][key][begin] = event
+    for name, by_rank in found.items():
+        bad = {key: seen[NONFINITE] for key, seen in by_rank.items() if NONFINITE in seen}
+        lasting = {
+            key: event
+            for key, event in bad.items()
+            if FINITE not in by_rank[key] or _is_after(event, by_rank[key][FINITE])
+        }
+        fine = [seen[FINITE] for key, seen in by_rank.items() if key not in bad]
+        shown = [one for one in fine if all(_is_after(one, event) for event in lasting.values())]
+        if lasting and len(shown) + len(bad) >= COMPARABLE_RANKS and len(shown) > len(bad):
+            return {key: f"{name} {event.fields.get('value', '')}{_step_text(event)}" for key, event in lasting.items()}
+    return {}
+
+
+def _is_after(one: LogEvent, other: LogEvent) -> bool:
+    """True if a line is of the step of another one, or of a later one; without steps, if it is below it."""
+    at, before = number(one, "step"), number(other, "step")
+    if at is not None and before is not None:
+        return at >= before
+    return at is None and before is None and one.line > other.line
+
+
+def _step_text(event: LogEvent) -> str:
+    step = number(event, "step")
+    return f" at step {step}" if step is not None else ""
 
 
 def _differ(values: Mapping[Key, str]) -> bool:

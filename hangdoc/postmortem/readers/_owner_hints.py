@@ -71,7 +71,7 @@ _NOTE = re.compile(r"\s?[(\[](?![^()\[\]\n]*\d)[^()\[\]\n]{1,60}[)\]](?=[\s:*_`-
 # The processes of a text and their ranks, in the same order: `pids are rank 0,1,2,3 in that order`, `in rank order`.
 _IN_ORDER = re.compile(
     r"\branks?[\s:=]{1,3}(?P<ranks>\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to|\.\.) ?(?:rank )?\d{1,6}){1,64})[,;)]? ?"
-    r"\(?(?:respectively\b|in (?:(?:that|this|the same|just this|exactly this|ascending) )?order\b(?! (?:to|that|of)\b))"
+    r"\(?(?:respectively\b|in (?:(?:exactly )?(?:that|this|the same|ascending) )?order\b(?! (?:to|that|of)\b))"
     r"|\b(?:in|by) (?:the order of )?(?:(?:their|the) )?ranks?\b(?=[ -]order\b|[.):]?\s*$)"
     r"|\b(?:in order of|(?:sorted|ordered) by) (?:(?:their|the|global) )?ranks?\b",
     re.IGNORECASE | re.MULTILINE,

@@ -21,6 +21,7 @@ MAX_LINES = 4_000  # of a file that several ranks wrote
 MAX_LINES_OF_ONE = 24  # of a file that one rank wrote, for its counters
 MAX_COUNTERS = 20_000  # ranks and units
 MAX_ERRORS = 64
+MAX_LOSSES = 8  # of a line
 TEXT = 400  # characters of an error that are kept
 
 # `Epoch 3:  45%|####   | 450/1000 [10:12<12:28, 1.36s/it]`
@@ -45,10 +46,11 @@ _DONE = re.compile(
     r"\b(?:finished|done|completed|processed)\b\D{0,24}\b(?P<at>\d{1,9}) (?:batches|steps|iterations)\b", re.IGNORECASE
 )
 METRIC = "metric"  # begin of the names of results
+FINITE, NONFINITE = "finite", "nonfinite"  # begin of the names of losses and of norms of gradients
 LENGTH = "length"  # unit of such a number
 _MAYBE = re.compile(
     r"%\||step|loader|dataset|sampler|iter|batch|update|epoch|Error|Exception"
-    r"|val|eval|fwd|forward|compute|norm|sha|sum|hash|md5|world.?size|replica|num_processes|checkpoint",
+    r"|loss|val|eval|fwd|forward|compute|norm|sha|sum|hash|md5|world.?size|replica|num_processes|checkpoint",
     re.IGNORECASE,
 )
 # What replicas have in common: `pnorm 1832.4`, `weights sha1 9be1c4`, `model checksum: ...`
@@ -63,6 +65,18 @@ _METRIC = re.compile(
     r"[\s:=]{1,4}(?P<value>\d{1,9}\.\d{2,12})\b",
     re.IGNORECASE,
 )
+# A loss, or a norm of gradients, of this rank: `local_loss=nan`, `loss: 2.113`, `'grad_norm': inf`
+_LOSS = re.compile(
+    r"(?<![\w.-])(?P<name>(?:[A-Za-z]\w{0,30}[ _/.-])?(?:loss|(?:grad(?:ient)?[ _]?|g)norm)(?:_\w{1,20})?)[\"']?[\s:=]{1,3}"
+    r"(?:tensor\()?(?P<value>[+-]?(?:nan|inf(?:inity)?|\d{1,9}(?:\.\d{1,12})?(?:e[+-]?\d{1,3})?))(?![\w.]\w)",
+    re.IGNORECASE,
+)
+# Of a part of the data, which may be empty, or of all ranks together.
+_NOT_OWN = re.compile(
+    r"val|eval|test|mean|avg|average|global|reduced|total|scale|best|min|max|ema|smooth", re.IGNORECASE
+)
+# `1840/90000 loss=1.99`, `[1840/90000] loss=1.99`: a line that begins with its step.
+_AT_OF = re.compile(r"\s{0,8}\[?\s{0,8}(?P<at>\d{1,9}) ?/ ?(?P<of>\d{1,9})\]?(?=[\s:,|])")
 _RESUMED = re.compile(
     r"\b(?:resum|restor|load)(?:ed|ing)\b[^\n]{0,60}?\b(?:from|checkpoint|ckpt)\b[^\n]{0,200}?"
     r"(?P<value>(?:step|iter|checkpoint|epoch)[_=-]?\d{1,9})\b",
@@ -167,7 +181,12 @@ def read_ending(
             for value in _printed(line, number):
                 if len(printed) < MAX_COUNTERS:
                     writer = _counting(line, origin_of) if value.rank is None else LineOrigin(value.rank)
-                    printed[writer, value.name, value.step] = value
+                    if not value.name.startswith((FINITE, NONFINITE)):
+                        printed[writer, value.name, value.step] = value
+                    elif value.name.startswith(NONFINITE):
+                        printed.setdefault((writer, value.name, None), value)
+                    else:
+                        printed[writer, value.name, None] = value
             match = _ERROR.match(line.text)
             if match and len(errors) < MAX_ERRORS:
                 message = redact_text(match["message"])[:TEXT]
@@ -224,7 +243,12 @@ def _printed(line: Line, number: int) -> Iterator[PrintedValue]:
     if match := _RESUMED.search(text):
         yield PrintedValue("checkpoint", match["value"].lower(), None, text, number, line.at)
     step = _COUNTER.search(text)
-    at = int(step["at"]) if step else None
+    at = int(step["at"]) if step else step_of_total(text)
+    for loss in list(_LOSS.finditer(text))[:MAX_LOSSES]:
+        if not _NOT_OWN.search(loss["name"]):
+            begin = NONFINITE if not loss["value"].lstrip("+-")[0].isdigit() else FINITE
+            name = re.sub(r"\W+", " ", loss["name"]).lower()
+            yield PrintedValue(f"{begin} {name}", loss["value"].lower(), at, text, number, line.at)
     for match in _PART.finditer(text):
         yield PrintedValue(f"seconds of {match['name'].lower()}", _seconds(match), at, text, number, line.at)
     several = list(_OF_RANK.finditer(text))
@@ -236,6 +260,12 @@ def _printed(line: Line, number: int) -> Iterator[PrintedValue]:
     for match in _STATE.finditer(text):
         name = " ".join(match["name"].lower().split())
         yield PrintedValue(name, match["value"].rstrip("."), at, text, number, line.at)
+
+
+def step_of_total(text: str) -> int | None:
+    """The step that a line begins with; None: it begins with something else."""
+    match = _AT_OF.match(text)
+    return int(match["at"]) if match and int(match["at"]) <= int(match["of"]) else None
 
 
 def _seconds(match: re.Match[str]) -> str:

@@ -18,6 +18,7 @@ import yaml
 
 from hangdoc.evidence.figures import Figure, Figures
 from hangdoc.postmortem.readers._logs.cpu_texts import CpuTexts
+from hangdoc.postmortem.readers._logs.ending import step_of_total
 from hangdoc.postmortem.readers._logs.gpu_links import GpuLinks
 from hangdoc.postmortem.readers._logs.gpu_tables import GpuTables
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
@@ -159,13 +160,14 @@ def read_figures(tail: bytes, lines: int, style: PrefixStyle, source: str) -> Fi
         links.feed(line.text, host, number)
         profiles.feed(line.text or raw, line.rank, number)
         reports.feed(line.text, number)
-        step = _STEP.search(line.text)
+        found_step = _STEP.search(line.text)
+        step = int(found_step[1]) if found_step else step_of_total(line.text)
         if raw.count("[rank") > 1:  # the rank of the first is no prefix of them all
             line = Line(raw.strip())
         if line.rank is None and line.host is None and host is not None:
             line = replace(line, host=host)  # of the heading above
         for value in _values(line, block, number - first + 1 < len(texts)):
-            found += _figures(value, int(step[1]) if step else None, number)
+            found += _figures(value, step, number)
     profiles.end()
     own = (gpus, cpus, links, profiles, reports)
     kept = [*_comparable(found[:MAX_FIGURES]), *(figure for one in own for figure in one.found)]
