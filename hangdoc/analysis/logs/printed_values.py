@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import median
 
@@ -42,7 +42,8 @@ class PrintedJob:
     step: int | None = None  # of these lines
     exact: bool = False  # a checksum or a checkpoint, not a number that is rounded
     usual: str | None = None  # the value of most ranks; None: there is none
-    alone: int = 0  # ranks that print a world size of 1, if there are several
+    apart_runs: bool = False  # nothing shows that those of `alone` belong to one job: no rank, no launcher
+    alone: int = 0  # processes that print a world size of 1, if there are several
 
 
 class PrintedDetector(Detector[PrintedFacts, PrintedJob]):
@@ -55,7 +56,10 @@ class PrintedDetector(Detector[PrintedFacts, PrintedJob]):
         if logs is None:
             return nothing, PrintedJob()
         alone = {key for key, event in logs.of_ranks(PRINTED) if event.fields.get("name") == ALONE}
-        found = PrintedJob(alone=len(alone) if len(alone) > 1 else 0)
+        unnumbered = max((number(event, "processes") or 0 for event in logs.all("alone")), default=0)
+        tasks = max((number(event, "tasks") or 0 for event in logs.all("alone")), default=0)
+        several = len(alone) > 1
+        found = PrintedJob(alone=len(alone) if several else unnumbered, apart_runs=not several and not tasks)
         slow, nonfinite = _slow(logs), _nonfinite(logs)
         nothing |= {key: PrintedFacts(None, None, nonfinite.get(key), slow.get(key)) for key in {*slow, *nonfinite}}
         for (name, step), values in sorted(_by_name(logs).items(), key=lambda item: -(item[0][1] or 0)):
@@ -67,7 +71,7 @@ class PrintedDetector(Detector[PrintedFacts, PrintedJob]):
                 continue
             name = name.removeprefix(METRIC).lstrip()
             majority = bool(others) and count > max(1, others[0][1])
-            found = PrintedJob(name, step, not _is_float(usual), usual if majority else None, found.alone)
+            found = replace(found, apart=name, step=step, exact=not _is_float(usual), usual=usual if majority else None)
             return nothing | {
                 key: PrintedFacts(
                     value != usual if majority else None, f"{name} {value}", nonfinite.get(key), slow.get(key)

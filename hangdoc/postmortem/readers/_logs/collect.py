@@ -321,6 +321,10 @@ class LogCollector:
                 fields |= {"step": str(printed.step)} if printed.step is not None else {}
                 event = LogEvent("printed", printed.text[:TEXT], self.name, printed.line, printed.at_s, fields)
                 self._events_of(origin).add(event)
+        if (alone := ending.alone) and not self.origins.ranks:
+            fields = {"processes": str(alone.processes), "tasks": str(alone.tasks)}
+            event = LogEvent("alone", redact_text(alone.text.strip())[:TEXT], self.name, alone.line, None, fields)
+            self._events_of(LineOrigin()).add(event)
         if self.versions and self.events:
             text = ", ".join(f"{name} {version}" for name, version in self.versions.items())
             self._events_of(LineOrigin()).add(LogEvent("versions", text, self.name, 1, None, dict(self.versions)))

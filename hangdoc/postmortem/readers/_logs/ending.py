@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from hangdoc.postmortem.readers._logs.alone import AloneLines
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
 from hangdoc.redaction.text import redact_text
@@ -67,8 +68,8 @@ _METRIC = re.compile(
 )
 # A loss, or a norm of gradients, of this rank: `local_loss=nan`, `loss: 2.113`, `'grad_norm': inf`
 _LOSS = re.compile(
-    r"(?<![\w.-])(?P<name>(?:[A-Za-z]\w{0,30}[ _/.-])?(?:loss|(?:grad(?:ient)?[ _]?|g)norm)(?:_\w{1,20})?)[\"']?[\s:=]{1,3}"
-    r"(?:tensor\()?(?P<value>[+-]?(?:nan|inf(?:inity)?|\d{1,9}(?:\.\d{1,12})?(?:e[+-]?\d{1,3})?))(?![\w.]\w)",
+    r"(?<![\w.-])(?P<name>(?:[A-Za-z]\w{0,30}[ _/.-])?(?:loss|(?:grad(?:ient)?[ _]?|g)norm)(?:_\w{1,20})?)"
+    r"[\"']?[\s:=]{1,3}(?:tensor\()?(?P<value>[+-]?(?:nan|inf(?:inity)?|\d{1,9}(?:\.\d{1,12})?(?:e[+-]?\d{1,3})?))(?![\w.]\w)",
     re.IGNORECASE,
 )
 # Of a part of the data, which may be empty, or of all ranks together.
@@ -155,6 +156,7 @@ class Ending:
     counters: tuple[tuple[LineOrigin, Counter], ...]
     errors: tuple[tuple[LineOrigin, ErrorLine], ...]
     printed: tuple[tuple[LineOrigin, PrintedValue], ...]
+    alone: AloneLines | None = None  # processes of no known rank that each started alone; None: none, or one
 
 
 def read_ending(
@@ -167,8 +169,11 @@ def read_ending(
     texts = tail[-(MAX_BYTES_OF_ONE if one else MAX_BYTES) :].decode("utf-8", "replace").split("\n")[-MAX_LINES:]
     first = lines - len(texts) + (1 if texts and texts[-1] else 2)
     counted = len(texts) - MAX_LINES_OF_ONE if one else 0
+    alone = AloneLines()
     for place, raw in enumerate(texts):
         number = max(first, 1) + place
+        if not one:
+            alone.feed(raw, number)
         if not (_MAYBE if place >= counted else _MAYBE_ERROR).search(raw) or (number == first > 1):  # it may be cut
             continue
         for part in raw.split("\r"):
@@ -197,7 +202,8 @@ def read_ending(
         (origin, replace(value, text=redact_text(value.text.strip()[:TEXT])))
         for (origin, _, _), value in printed.items()
     )
-    return Ending(tuple((origin, counter) for (origin, _), counter in shown.items()), tuple(errors), values)
+    last = tuple((origin, counter) for (origin, _), counter in shown.items())
+    return Ending(last, tuple(errors), values, alone if alone.proved else None)
 
 
 def _counting(line: Line, origin_of: Callable[[Line], LineOrigin]) -> LineOrigin:
