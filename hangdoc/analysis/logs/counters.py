@@ -11,10 +11,16 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from hangdoc.analysis.logs.log_events import JobLogs, number
-from hangdoc.analysis.thresholds import AT_ONE_PLACE, COMPARABLE_RANKS, SAME_PLACE
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, number
+from hangdoc.analysis.thresholds import AT_ONE_PLACE, COMPARABLE_RANKS, REPORTERS, SAME_PLACE
+from hangdoc.evidence.logs import LOST, LogEvent
 
 LENGTH = "length"  # unit of a number that is the length of a loop
+FAREWELL = "farewell"  # name of a line by which a rank ends its training
+_IN_COLLECTIVE = re.compile(  # a peer lost by gloo or NCCL, not by the store
+    r"(?:gloo|pair\.cc).*by (?:remote )?peer|remote process exited|ncclRemoteError|exiting prematurely"
+    r"|\bNCCL\b.*closed by"
+)
 _DIGITS = re.compile(r"\d{1,18}")
 
 Value = tuple[int, int]  # epoch (0: none), counter
@@ -107,6 +113,35 @@ def ranks_that_skipped(logs: JobLogs) -> dict[int, str]:
     if not found or len(logs.keys) < COMPARABLE_RANKS or 2 * len(found) >= len(logs.keys):
         return {}
     return {rank: f"it skipped a batch, and its peers did not: {text}"[:400] for rank, text in found.items()}
+
+
+def ranks_that_left(logs: JobLogs) -> dict[int, str]:
+    """Ranks that ended their training by themselves, while several others lost a peer or timed out, and the evidence.
+
+    The log of the main process often says that training has finished; then the others have finished, too, and what they
+    lose is the store. So only errors in a collective count.
+    """
+    ranks = {key: rank for rank, key in logs.keys.items()}
+    farewells = {ranks[key]: event for key, event in logs.of_ranks("printed") if _is_farewell(event) and key in ranks}
+    victims: dict[int, LogEvent] = {}
+    for key, event in logs.of_ranks(*TIMEOUTS, *LOST, "exception"):
+        if event.kind == "exception" and not caused_by_peer(event):
+            return {}  # an error of a rank's own
+        if key in ranks and (event.kind in TIMEOUTS or _IN_COLLECTIVE.search(event.text)):
+            victims.setdefault(ranks[key], event)
+    left = {rank: event for rank, event in farewells.items() if rank not in victims}
+    if len(victims) < REPORTERS or len(left) >= len(victims) or len(left) < len(farewells):
+        return {}
+    if any(one.source == other.source and one.line > other.line for one in left.values() for other in victims.values()):
+        return {}
+    return {
+        rank: f"it ended its training by itself, and {len(victims)} other ranks did not: {event.text}"[:400]
+        for rank, event in left.items()
+    }
+
+
+def _is_farewell(event: LogEvent) -> bool:
+    return event.fields.get("name") == FAREWELL
 
 
 def ranks_with_other_length(logs: JobLogs) -> dict[int, str]:

@@ -27,6 +27,7 @@ from hangdoc.analysis.logs.counters import (
     last_counts,
     ranks_in_another_state,
     ranks_left_behind,
+    ranks_that_left,
     ranks_that_skipped,
     ranks_with_other_length,
     ranks_with_shorter_loops,
@@ -178,7 +179,12 @@ class LogsDetector(Detector[LogsFacts, LogsJob]):
         shorter = ranks_with_shorter_loops(logs, timed_out)
         behind, left = _behind(groups, logs), shorter or _left_behind(groups, logs, timed_out)
         if not behind and not left:
-            other = ranks_that_skipped(logs) or ranks_with_other_length(logs) or ranks_in_another_state(logs)
+            other = (
+                ranks_that_skipped(logs)
+                or ranks_that_left(logs)
+                or ranks_with_other_length(logs)
+                or ranks_in_another_state(logs)
+            )
             behind = {rank: Behind(why) for rank, why in other.items()}
         job = _Findings(
             logs=logs,
@@ -316,7 +322,9 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
     host_errors = {**hardware.port_hosts, **hardware.gpu_hosts}
     unseen = [(mismatch, rank) for mismatch in job.mismatches for rank in mismatch.outliers if rank not in logs.keys]
     raised = unattributed_failure(logs) if not ended else None
-    gone, lost = lost_peers(logs), lost_connections(logs)
+    # Who ended by itself closed its connections as it should.
+    gone = None if ranks_that_left(logs) else lost_peers(logs)
+    lost = lost_connections(logs)
     sequence = max((at for event in logs.all(*TIMEOUTS) if (at := number(event, "sequence")) is not None), default=None)
     peer_errors = [
         event

@@ -14,6 +14,7 @@ from math import isfinite
 from statistics import median
 
 from hangdoc.analysis import Case, Detector, Key
+from hangdoc.analysis.logs.counters import FAREWELL
 from hangdoc.analysis.logs.log_events import JobLogs, job_logs, number
 from hangdoc.analysis.thresholds import AT_ONE_PLACE, COMPARABLE_RANKS, MUCH_MORE_CPU, ROUNDING
 from hangdoc.evidence.logs import LogEvent
@@ -85,7 +86,7 @@ def _by_name(logs: JobLogs) -> Mapping[tuple[str, int | None], dict[Key, str]]:
     """Value of each rank, by name and step."""
     found: dict[tuple[str, int | None], dict[Key, str]] = defaultdict(dict)
     for key, event in logs.of_ranks(PRINTED):
-        if event.fields.get("name", ALONE) != ALONE and "value" in event.fields:
+        if event.fields.get("name", ALONE) not in (ALONE, FAREWELL) and "value" in event.fields:
             found[event.fields["name"], number(event, "step")][key] = event.fields["value"]
     return found
 

@@ -48,10 +48,13 @@ _DONE = re.compile(
 )
 METRIC = "metric"  # begin of the names of results
 FINITE, NONFINITE = "finite", "nonfinite"  # begin of the names of losses and of norms of gradients
+FAREWELL = "farewell"  # name of a line by which a rank ends its training
+MAX_FAREWELL = 300  # characters of a line in which it is looked for
 LENGTH = "length"  # unit of such a number
 _MAYBE = re.compile(
     r"%\||step|loader|dataset|sampler|iter|batch|update|epoch|Error|Exception"
-    r"|loss|val|eval|fwd|forward|compute|norm|sha|sum|hash|md5|world.?size|replica|num_processes|checkpoint",
+    r"|loss|stop|exit|finished|bye|training|reached|all done"
+    r"|val|eval|fwd|forward|compute|norm|sha|sum|hash|md5|world.?size|replica|num_processes|checkpoint",
     re.IGNORECASE,
 )
 # What replicas have in common: `pnorm 1832.4`, `weights sha1 9be1c4`, `model checksum: ...`
@@ -78,6 +81,19 @@ _NOT_OWN = re.compile(
 )
 # `1840/90000 loss=1.99`, `[1840/90000] loss=1.99`: a line that begins with its step.
 _AT_OF = re.compile(r"\s{0,8}\[?\s{0,8}(?P<at>\d{1,9}) ?/ ?(?P<of>\d{1,9})\]?(?=[\s:,|])")
+# A rank ends its training by itself: `early stopping at epoch 7`, `training finished`, `max_steps reached, exiting`
+_FAREWELL = re.compile(
+    r"\bearly[ _-]?stop(?:ping|ped)?\b(?!\W{0,2}[=:(])"
+    r"(?! (?:counter|patience|callback|is|enabled|disabled|config|conditioned|after)\b)"
+    r"|\b(?:signal+ing trainer to stop|`?Trainer\.fit`? stopped)\b"
+    r"|\btraining (?:loop )?(?:is |has )?(?:finished|completed?|done|ended|over)\b"
+    r"|\b(?:finished|completed|done with|stopping|leaving|exiting)(?: the)? (?:training|train(?:ing)? loop)\b"
+    r"|\bmax(?:imum)?[ _](?:number of )?(?:steps?|epochs?|iter(?:ation)?s?|time)(?:=\d{1,9})? (?:is |was )?reached\b"
+    r"|(?:^|[,;.!] ?)(?:exiting|good ?bye|bye|quitting|all done)\W{0,3}$"
+    r"|\b(?:exiting|exited) (?:normally|cleanly|with (?:code )?0)\b",
+    re.IGNORECASE,
+)
+_NO_FAREWELL = re.compile(r"\b(?:not|never|no|if|until|before|will|would|when|set|use|enable)\b|\?", re.IGNORECASE)
 _RESUMED = re.compile(
     r"\b(?:resum|restor|load)(?:ed|ing)\b[^\n]{0,60}?\b(?:from|checkpoint|ckpt)\b[^\n]{0,200}?"
     r"(?P<value>(?:step|iter|checkpoint|epoch)[_=-]?\d{1,9})\b",
@@ -186,12 +202,11 @@ def read_ending(
             for value in _printed(line, number):
                 if len(printed) < MAX_COUNTERS:
                     writer = _counting(line, origin_of) if value.rank is None else LineOrigin(value.rank)
-                    if not value.name.startswith((FINITE, NONFINITE)):
-                        printed[writer, value.name, value.step] = value
-                    elif value.name.startswith(NONFINITE):
+                    if value.name.startswith((NONFINITE, FAREWELL)):
                         printed.setdefault((writer, value.name, None), value)
                     else:
-                        printed[writer, value.name, None] = value
+                        step = None if value.name.startswith(FINITE) else value.step
+                        printed[writer, value.name, step] = value
             match = _ERROR.match(line.text)
             if match and len(errors) < MAX_ERRORS:
                 message = redact_text(match["message"])[:TEXT]
@@ -246,6 +261,8 @@ def _printed(line: Line, number: int) -> Iterator[PrintedValue]:
     if match := _ALONE.search(text):
         writer = _WRITER.match(text)  # each calls itself rank 0
         yield PrintedValue("world size 1", "", None, text, number, line.at, int(writer[1]) if writer else None)
+    if (left := _FAREWELL.search(text[:MAX_FAREWELL])) and not _NO_FAREWELL.search(text[: left.start()]):
+        yield PrintedValue(FAREWELL, "", None, text, number, line.at)
     if match := _RESUMED.search(text):
         yield PrintedValue("checkpoint", match["value"].lower(), None, text, number, line.at)
     step = _COUNTER.search(text)
