@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
 
 from hangdoc.evidence import Frame, Variable
@@ -29,6 +30,14 @@ _SECTION = re.compile(r"\s*(Arguments|Locals):\s*")
 _VARIABLE = re.compile(r"\s*([A-Za-z_]\w*): (.*)")
 OPENING = re.compile(r"Traceback for thread \d{1,9}(?: \(.*?\))? \[.*?\] \(most recent call last\)")
 _MAX_FRAMES = 4096
+MAX_REMARK = 80  # characters
+MAX_EARLIER = 64  # threads that a person may refer to
+# Written by a person in place of the inner frames of a dump: `[same as above]`, `... same as rank 0`.
+_AS_ABOVE = re.compile(
+    r"\s*[\[(.\u2026 ]{0,8}(?:the )?(?:same|identical)(?: (?:stack|frames|rest))? (?:as|to)"
+    r" (?:above|before|rank ?\d{1,6})[\]). ]{0,4}",
+    re.IGNORECASE,
+)
 
 
 class PystackReader:
@@ -53,6 +62,7 @@ class _Parser:
         self._hints = hints
         self._process: ProcessRef | None = None
         self._threads: list[tuple[ThreadBuilder, list[Frame]]] = []
+        self._earlier: deque[list[Frame]] = deque(maxlen=MAX_EARLIER)  # outermost first
         self._pending: tuple[str, str, int] | None = None
         self._variables: list[Variable] | None = None
         self._argument = False
@@ -90,6 +100,9 @@ class _Parser:
             if made is not None and len(self._variables) < MAX_VARIABLES:
                 self._variables.append(made)
             return True
+        if len(text) <= MAX_REMARK and _AS_ABOVE.fullmatch(text):
+            self._complete()
+            return True
         return self._pending is not None and text[:1].isspace()  # the source line below a frame
 
     def _close(self) -> None:
@@ -97,9 +110,20 @@ class _Parser:
             self._threads[-1][1].append(python_frame(*self._pending, self._variables))
         self._pending = self._variables = None
 
+    def _complete(self) -> None:
+        """Add the inner frames of the last dump before that has the frame at which this one stops."""
+        self._close()
+        frames = self._threads[-1][1]
+        for before in reversed(self._earlier) if frames else ():
+            at = next((at for at, one in enumerate(before) if _place(one) == _place(frames[-1])), None)
+            if at is not None and before[at + 1 :]:
+                frames.extend(before[at + 1 :][:_MAX_FRAMES])
+                return
+
     def end(self) -> None:
         self._close()
         for thread, frames in self._threads:
+            self._earlier.append(frames)
             for frame in reversed(frames):
                 thread.add(frame)
         threads = [thread for thread, _ in self._threads]
@@ -114,6 +138,10 @@ class _Parser:
             process = ProcessRef(self._process.rank, self._process.host, pid)
             self.pieces.append(Piece(process, "stacks", ProcessDump(process, record)))
         self._process, self._threads = None, []
+
+
+def _place(frame: Frame) -> tuple[str, str, int | None]:
+    return frame.function, frame.file, frame.line
 
 
 def _outermost(thread: ThreadBuilder) -> str | None:
