@@ -67,7 +67,11 @@ _SAME = re.compile(
     r"(\d{1,6})\b(?!\.\d)",
     re.IGNORECASE,
 )
-_NOTE = re.compile(r"\s?[(\[](?![^()\[\]\n]*\d)[^()\[\]\n]{1,60}[)\]](?=[\s:*_`-]*$)")  # behind ranks: `(all the same)`
+_NOTE = re.compile(  # behind ranks: `(all the same)`
+    r"\s?[(\[](?=[^()\[\]\n]{0,50}\b(?:same|identical|alike|all|both|each|stuck|hung|hanging|waiting|fine)\b)"
+    r"(?![^()\[\]\n]*\d)[^()\[\]\n]{1,60}[)\]](?=[\s:*_`-]*$)",
+    re.IGNORECASE,
+)
 # The processes of a text and their ranks, in the same order: `pids are rank 0,1,2,3 in that order`, `in rank order`.
 _IN_ORDER = re.compile(
     r"\branks?[\s:=]{1,3}(?P<ranks>\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to|\.\.) ?(?:rank )?\d{1,6}){1,64})[,;)]? ?"
