@@ -115,7 +115,7 @@ def ranks_that_skipped(logs: JobLogs) -> dict[int, str]:
     return {rank: f"it skipped a batch, and its peers did not: {text}"[:400] for rank, text in found.items()}
 
 
-def ranks_that_left(logs: JobLogs) -> dict[int, str]:
+def ranks_that_left(logs: JobLogs, fewest: float = REPORTERS) -> dict[int, str]:
     """Ranks that ended their training by themselves, while several others lost a peer or timed out, and the evidence.
 
     The log of the main process often says that training has finished; then the others have finished, too, and what they
@@ -130,7 +130,8 @@ def ranks_that_left(logs: JobLogs) -> dict[int, str]:
         if key in ranks and (event.kind in TIMEOUTS or _IN_COLLECTIVE.search(event.text)):
             victims.setdefault(ranks[key], event)
     left = {rank: event for rank, event in farewells.items() if rank not in victims}
-    if len(victims) < REPORTERS or len(left) >= len(victims) or len(left) < len(farewells):
+    most = fewest >= REPORTERS  # of those that show anything
+    if len(victims) < fewest or (most and len(left) >= len(victims)) or len(left) < len(farewells):
         return {}
     if any(one.source == other.source and one.line > other.line for one in left.values() for other in victims.values()):
         return {}

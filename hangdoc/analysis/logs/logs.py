@@ -323,7 +323,7 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
     unseen = [(mismatch, rank) for mismatch in job.mismatches for rank in mismatch.outliers if rank not in logs.keys]
     raised = unattributed_failure(logs) if not ended else None
     # Who ended by itself closed its connections as it should.
-    gone = None if ranks_that_left(logs) else lost_peers(logs)
+    gone = None if ranks_that_left(logs, fewest=1) else lost_peers(logs)
     lost = lost_connections(logs)
     sequence = max((at for event in logs.all(*TIMEOUTS) if (at := number(event, "sequence")) is not None), default=None)
     peer_errors = [
