@@ -36,17 +36,19 @@ JUDGED = "judged"  # kind: a tool calls the owner slow; the value is its share o
 _BENCHMARK = re.compile(r"(?P<name>[A-Za-z][^\[\]]{2,120}?) \[[^\[\]]{1,24}\]: median=[\d.]{1,20}, mean=")
 _OWN_BENCHMARK = re.compile(r"\b(?:gemm|matmul|flop)", re.IGNORECASE)  # of one GPU: a collective is slow on all ranks
 _OUTLIER = re.compile(
-    rf"\bOUTLIER rank (?P<rank>\d{{1,6}})(?: \((?P<host>{NAME})\))?: [\d.]{{1,20}} \((?P<apart>[+-]\d{{1,3}}(?:\.\d{{1,3}})?)%\)"
+    rf"\bOUTLIER rank (?P<rank>\d{{1,6}})(?: \((?P<host>{NAME})\))?: [\d.]{{1,20}}"
+    r" \((?P<apart>[+-]\d{1,3}(?:\.\d{1,3})?)%\)"
 )
 _CLEARED = re.compile(r"\bGPU sniff test\b|\bResult: ALL RANKS OK\b")
 _AFFECTED = re.compile(
-    r"Some GPUs (?P<what>have worse relative performance|performance dropped)\. Affected ranks: (?P<ranks>[\[{][^\n]{1,4000})"
+    r"Some GPUs (?P<what>have worse relative performance|performance dropped)\. Affected ranks:"
+    r" (?P<ranks>[\[{][^\n]{1,4000})"
 )
 _STRAGGLER_ID = re.compile(rf"\brank=(?P<rank>\d{{1,6}})(?:, node='(?P<host>{NAME})')?")
 _STRAGGLER_NODES = re.compile(r"\bFault nodes are: .{0,400}? and stragglers are: \[(?P<nodes>[\d, ]{1,400})\]")
 _SLOWER = re.compile(
-    rf"\brank (?P<rank>\d{{1,6}})(?: \(?(?:on )?(?P<host>{NAME})\)?)? (?:is|was|runs) (?P<apart>\d{{1,3}}(?:\.\d{{1,3}})?) ?%"
-    r" slower than (?:the )?(?:median|mean|average|other|rest|peers)",
+    rf"\brank (?P<rank>\d{{1,6}})(?: \(?(?:on )?(?P<host>{NAME})\)?)? (?:is|was|runs)"
+    r" (?P<apart>\d{1,3}(?:\.\d{1,3})?) ?% slower than (?:the )?(?:median|mean|average|other|rest|peers)",
     re.IGNORECASE,
 )
 _LISTED = re.compile(r"Ranks with (?:lowest|highest) Etpt\(TF\): ((?:\d{1,6}(?:\.\d{1,6})?/\d{1,6},? {0,3}){1,256})")
