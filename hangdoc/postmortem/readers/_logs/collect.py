@@ -34,7 +34,8 @@ from hangdoc.postmortem.readers.faulthandler import faulthandler_dumps
 from hangdoc.redaction.text import redact, redact_identifier, redact_text
 
 MAX_ORIGINS = 20_000
-HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait"})  # kinds about a host, beside OF_HOST
+# Kinds about a host, beside OF_HOST.
+HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait", "port_in_use"})
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
 FATAL = "Fatal Python error"
 MAX_CHAIN = 600  # lines of a chain of tracebacks
