@@ -41,7 +41,8 @@ _ASKS_AFFINITY = re.compile(r"\btaskset\s{1,4}-\w{0,4}p|Cpus_allowed_list|sched_
 _ASKS_RANK = re.compile(r"\^RANK=|\[\"']?RANK\b|\bRANK=|\$\{?RANK\b")
 _ROW = re.compile(
     r"(?:(?:pid[ =:]?)?\d{1,9}[ :\t]{1,4})?(?P<local>LOCAL_)?RANK[ =:]{1,3}(?P<rank>\d{1,6})[ :\t,]{1,4}"
-    r"(?:(?:pid[ =:]?)?\d{1,9}[ :\t]{1,4}(?=\S+$))?(?:(?:cpus?|cores?|affinity)[ =:]{1,3})?(?P<cpus>\d{1,4}(?:[,-]\d{1,4}){0,64})",
+    r"(?:(?:pid[ =:]?)?\d{1,9}[ :\t]{1,4}(?=\S+$))?(?:(?:cpus?|cores?|affinity)[ =:]{1,3})?"
+    r"(?P<cpus>\d{1,4}(?:[,-]\d{1,4}){0,64})",
     re.IGNORECASE,
 )
 _OF_THREADS = re.compile(r"\btaskset\s{1,4}-\w{0,4}a|\btaskset\b.{0,40}--all-tasks|/proc/\S{1,20}/task/")

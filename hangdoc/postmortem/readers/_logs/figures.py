@@ -394,6 +394,7 @@ def _kind(name: str, unit: str | None, fraction: bool = True) -> tuple[str, floa
 
 
 def _figures(value: _Value, step: int | None, line: int) -> Iterable[Figure]:
+    meaning: tuple[str, float | None] | None
     if value.exact:
         (state,) = (one for one in figure_kinds() if one.kind == "state")
         # A hexadecimal number is no time, whatever else a sentence above it mentions.
