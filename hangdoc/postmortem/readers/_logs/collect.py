@@ -36,6 +36,7 @@ from hangdoc.redaction.text import redact, redact_identifier, redact_text
 MAX_ORIGINS = 20_000
 # Kinds about a host, beside OF_HOST.
 HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait", "port_in_use"})
+_LOGIN = re.compile(rb"(?<![\w.@-])[\w.-]{1,32}@([\w-]{1,63})(?=[ :])")  # of a prompt
 OF_GPU = frozenset({"xid", "gpu_lost"})  # kinds whose line names a GPU by its PCI address
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
 FATAL = "Fatal Python error"
@@ -134,6 +135,9 @@ class LogCollector:
         of_host = kind in OF_HOST or kind in HARDWARE or not GUARD.isdisjoint(fields)
         if of_host and line.host is None and line.rank is None:
             line.host = fields.get("host") or self._host_of(matched, line, match)
+            # With prompts of several hosts, a joined line may hide the one that counts.
+            if kind == "port_in_use" and line.host and {*_LOGIN.findall(self.hosts.content)} - {line.host.encode()}:
+                line.host = None
         self.origins.observe(kind, line, fields)
         origin = self.origins.origin_of(line)
         if kind in ("nccl_rank", "ray_worker"):

@@ -44,7 +44,7 @@ _AFFECTED = re.compile(
     r"Some GPUs (?P<what>have worse relative performance|performance dropped)\. Affected ranks:"
     r" (?P<ranks>[\[{][^\n]{1,4000})"
 )
-_STRAGGLER_ID = re.compile(rf"\brank=(?P<rank>\d{{1,6}})(?:, node='(?P<host>{NAME})')?")
+_STRAGGLER_ID = re.compile(rf"\brank=(?P<rank>\d{{1,6}})(?=[,)])(?:, node='(?P<host>{NAME})')?")
 _STRAGGLER_NODES = re.compile(r"\bFault nodes are: .{0,400}? and stragglers are: \[(?P<nodes>[\d, ]{1,400})\]")
 _SLOWER = re.compile(
     rf"\brank (?P<rank>\d{{1,6}})(?: \(?(?:on )?(?P<host>{NAME})\)?)? (?:is|was|runs)"
@@ -97,7 +97,7 @@ class RankReports:
             relative = affected["what"].startswith("have")
             name = "relative performance" if relative else "performance, compared with before,"
             named = [(one["rank"], one["host"]) for one in _STRAGGLER_ID.finditer(affected["ranks"])]
-            named = named or [(one, None) for one in re.findall(r"\b\d{1,6}\b", affected["ranks"][:400])]
+            named = named or [(one, None) for one in re.findall(r"\b\d{1,6}(?=[,\]}])", affected["ranks"][:400])]
             for rank, host in named[:MAX_JUDGED]:
                 self._add(name, rank, host, "" if relative else "1", number)
         elif nodes := _STRAGGLER_NODES.search(text):
