@@ -162,6 +162,8 @@ def _suspects(found: _Outlier | None, numbered: Numbered) -> tuple[Suspect, ...]
 
 
 def _slow(values: Sequence[Figure]) -> _Outlier | None:
+    if judged := _judged(values):
+        return judged
     groups = _groups(values)
     found: list[tuple[int, _Outlier]] = []
     for (kind, of, name), by_owner in groups.items():
@@ -182,6 +184,25 @@ def _slow(values: Sequence[Figure]) -> _Outlier | None:
     return _awaited(groups)
 
 
+def _judged(values: Sequence[Figure]) -> _Outlier | None:
+    """The owners that a tool calls slow after it has compared all of them."""
+    judged = {(one.of, one.owner, one.name): one for one in values if one.kind == "judged"}
+    owners = tuple(dict.fromkeys((of, owner) for of, owner, _ in judged))
+    if not owners:
+        return None
+    # Without a figure, the tool has its own threshold; 1: it compares no ranks, or judges nodes, and proves less.
+    shares: dict[tuple[str, str], float] = {}
+    for one in judged.values():
+        share = float(one.value) if one.value else 0.0
+        shares[one.of, one.owner] = min(share, shares.get((one.of, one.owner), share))
+    shown = "; ".join(
+        f"{one.name}: {called(one.of, one.owner)}"
+        + (f" at {float(one.value):.0%} of the median" if one.value not in ("", "1") else " is called slow")
+        for one in list(judged.values())[:4]
+    )
+    return _Outlier(owners, shown, max(shares.values()) * BARELY_SLOWER <= 1)
+
+
 def _awaited(groups: Mapping[Group, Values]) -> _Outlier | None:
     """The owner that waits least, where all others wait long."""
     for (kind, of, name), by_owner in groups.items():
@@ -197,7 +218,7 @@ def _groups(values: Sequence[Figure]) -> dict[Group, Values]:
     """The median of the newest values of each owner."""
     series: dict[Group, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in values:
-        if one.owner and not one.exact and one.kind not in ("state", "grad", "batch"):
+        if one.owner and not one.exact and one.kind not in ("state", "grad", "batch", "judged"):
             series[one.kind, one.of, one.name][one.owner].append(float(one.value))
     return {
         group: {owner: median(several[-MAX_NEWEST:]) for owner, several in by_owner.items()}

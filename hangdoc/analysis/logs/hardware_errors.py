@@ -162,7 +162,7 @@ def _format_gpu(events: Iterable[LogEvent]) -> str | None:
         if event.kind == "gpu_lost":
             return f"GPU{' ' + event.fields['gpu'] if 'gpu' in event.fields else ''} has fallen off the bus"
         if event.kind == "xid" and int(event.fields.get("xid", "0")[:6]) in HARDWARE:
-            what = f": {event.fields['what']}" if "what" in event.fields else ""
+            what = f": {event.fields['what'].rstrip('.')}" if "what" in event.fields else ""
             return f"Xid {event.fields['xid']} on GPU {event.fields.get('gpu', '?').removeprefix('PCI:')}{what}"
         if event.kind == "gpu_hardware":
             return event.text[:MAX_TEXT]

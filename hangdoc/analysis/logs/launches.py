@@ -48,7 +48,8 @@ class LaunchesDetector(Detector[object, LaunchesJob]):
             return {}, LaunchesJob()
         if len({fields["script"] for fields in by_owner.values() if "script" in fields}) > 1:
             return {}, LaunchesJob()
-        return {}, next(_differences(by_owner), None) or _own_numbers(by_owner) or LaunchesJob()
+        found = next(_differences(by_owner), None) or _own_numbers(by_owner) or _own_store(by_owner)
+        return {}, found or LaunchesJob()
 
 
 def _differences(by_owner: Mapping[str, Settings]) -> Iterator[LaunchesJob]:
@@ -94,6 +95,31 @@ def _own_numbers(by_owner: Mapping[str, Settings]) -> LaunchesJob | None:
         if twice and len(owners) > 1:
             return LaunchesJob(f"{name} {twice[0]} on {' and '.join(twice[1][:4])}")
     return None
+
+
+def _own_store(by_owner: Mapping[str, Settings]) -> LaunchesJob | None:
+    """A host that looks for the store on itself, while rank 0, which serves it, was launched on another host."""
+    name = "master_addr"
+    addresses = {owner: one[name] for owner, one in by_owner.items() if name in one and " " not in owner}
+    numbers = {owner: _number(by_owner[owner]) for owner in addresses}
+    servers = [owner for owner, number in numbers.items() if number == "0"]
+    odd = [
+        owner
+        for owner, address in addresses.items()
+        if _LOCAL.match(address) and numbers[owner] not in (None, "0") and servers and owner not in servers
+    ]
+    several = all(
+        (parse_count(by_owner[owner].get(size)) or 2) > 1 for owner in (*odd, *servers) for size in SIZES
+    )  # none of them is a job of its own
+    others = {addresses[owner] for owner in servers if not _LOCAL.match(addresses[owner])}
+    if not odd or not several or not others or len(servers) > 1:
+        return None
+    named = tuple(Suspect(parse_count(by_owner[owner].get("rank")), None, owner) for owner in odd)
+    return LaunchesJob(_sides(name, addresses, odd), named[:MAX_SUSPECTS], True)
+
+
+def _number(settings: Settings) -> str | None:
+    return settings.get("rank") or settings.get("node_rank")
 
 
 def _sides(name: str, values: Mapping[str, str], first: Sequence[str]) -> str:

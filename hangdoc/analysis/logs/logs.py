@@ -161,6 +161,7 @@ class LogsJob:
     one_refused: bool = False  # a rank's connection was refused by a peer
     cut_off: bool = False  # a collective timed out, or a connection failed
     beyond: tuple[Suspect, ...] = ()  # the host named by InfiniBand errors of several ranks
+    taken_on: tuple[Suspect, ...] = ()  # the host on which `port` was in use
     ports: tuple[Suspect, ...] = ()  # hosts with a failing port that no rank reports
     gpus: tuple[Suspect, ...] = ()  # hosts with a GPU error that no rank reports
     lines: tuple[str, ...] = ()  # the errors of these hosts: "node-7: Xid 79 on GPU ..."
@@ -381,6 +382,7 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
         one_refused=any("refused" in fields for fields in rendezvous.of_rank.values()),
         cut_off=any(True for _ in logs.all(*TIMEOUTS, "connect_failed", "clients_missing", "unreachable")),
         beyond=hardware.peers,
+        taken_on=(Suspect(None, None, rendezvous.taken_on),) if rendezvous.taken_on else (),
         ports=tuple(Suspect(None, None, host) for host in hardware.port_hosts),
         gpus=tuple(Suspect(None, None, host) for host in hardware.gpu_hosts),
         lines=tuple(f"{host}: {text}" for host, text in host_errors.items()),

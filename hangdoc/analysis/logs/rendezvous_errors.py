@@ -28,6 +28,7 @@ class RendezvousErrors:
     joined: int | None = None  # ranks that had joined when it gave up
     endpoint: str | None = None  # address and port of the rendezvous
     unresolved: bool = False  # only a name that could not be resolved shows it, and that may have changed
+    taken_on: str | None = None  # host on which a port was in use
     unattributed: RendezvousFields = field(default_factory=lambda: RendezvousFields())  # errors of no known rank
     of_rank: dict[Key, RendezvousFields] = field(default_factory=dict)
 
@@ -46,8 +47,10 @@ def rendezvous_errors(logs: JobLogs) -> RendezvousErrors:
         if fields:
             found.of_rank[key] = fields
             found.endpoint = found.endpoint or fields.get("unreached")
-    for _, event in logs.unattributed:
+    for host, event in logs.unattributed:
         _add(found.unattributed, event)
+        if event.kind == "port_in_use" and host and " " not in host:  # "unknown host"
+            found.taken_on = host
     for event in logs.all("connect_failed"):
         _add_loopback_peer(found, logs, event)
     found.endpoint = found.endpoint or found.unattributed.get("unreached")

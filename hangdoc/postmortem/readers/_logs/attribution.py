@@ -17,6 +17,8 @@ from hangdoc.postmortem.readers._torchrun import process_of
 SAMPLED_LINES = 40  # at the beginning and end of a file, to see whether one rank wrote it
 MAX_TAIL_LINES = 20_000  # searched at the end of a file with several writers
 _RANK = re.compile(rb"\[rank(\d{1,5})\]:")
+_PCI = re.compile(r"(?:PCI:)?(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?")
+MAX_GPUS = 65_536
 _JOB_ID = re.compile(r"^(?:slurm|job|output|out|err|log)?[-_.]?\d{5,}\.", re.IGNORECASE)
 
 
@@ -29,6 +31,7 @@ class LineOrigin:
     host: str | None = None
     pid: int | None = None
     group_rank: int | None = None  # in the default group
+    gpu: int | None = None  # its PCI address, as NCCL prints it
     launcher: bool = False  # a launcher wrote it, about processes that may not exist
 
 
@@ -38,6 +41,16 @@ class FileOrigin:
 
     process: ProcessRef = field(default_factory=ProcessRef)
     torchrun: bool = False
+
+
+def pci_address(text: str) -> int | None:
+    """`PCI:0000:c9:00` or `0000:C9:00.0` as the number that NCCL prints as busId (nccl: src/misc/utils.cc)."""
+    found = _PCI.fullmatch(text)
+    return int(f"{found[1] or '0'}{found[2]}{found[3]}{found[4] or '0'}", 16) if found else None
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0].lower() if not host[:1].isdecimal() else host
 
 
 def file_origin(source: Source) -> FileOrigin:
@@ -55,6 +68,7 @@ class OriginResolver:
         self.ranks: Counter[int] = Counter()  # lines per named rank
         self.offsets: Counter[int] = Counter()  # global rank minus local rank
         self.processes: dict[tuple[str | None, int], tuple[int, int]] = {}  # (host, PID) -> (world size, rank)
+        self.gpus: dict[tuple[str, int], dict[int, set[int]]] = {}  # (host, PCI address) -> world size -> ranks
         self.hosts: Counter[str] = Counter()
         self.failed: set[int] = set()  # ranks in torchelastic's failure tables
         self.ended: bool = False  # the agent sent closing signals to other ranks
@@ -80,6 +94,9 @@ class OriginResolver:
         elif kind == "nccl_rank" and line.pid is not None:
             key, size_and_rank = (line.host, line.pid), (int(fields["size"]), int(fields["rank"]))
             self.processes[key] = max(size_and_rank, self.processes.get(key, (0, 0)), key=lambda one: one[0])
+            if line.host and "bus" in fields and len(self.gpus) < MAX_GPUS:
+                gpu = self.gpus.setdefault((_short(line.host), int(fields["bus"], 16)), {})
+                gpu.setdefault(size_and_rank[0], set()).add(size_and_rank[1])
         elif kind == "ray_worker":
             for host in (fields["host"], None):
                 self.processes[host, int(fields["pid"])] = 10**6, int(fields["rank"])
@@ -129,6 +146,8 @@ class OriginResolver:
             rank = known[1]
         if rank is None and origin.local is not None:
             rank = origin.local + (self.offsets.most_common(1)[0][0] if self.offsets else 0)
+        if rank is None and origin.gpu is not None and origin.host:
+            rank = self._rank_on(origin.host, origin.gpu)
         if rank is None:
             rank = self.only_rank
         if rank is None:
@@ -139,6 +158,12 @@ class OriginResolver:
         if (rank, pid) == (None, None) and self.single_writer:
             host, pid = self.path_origin.process.host, self.path_origin.process.pid
         return ProcessRef(rank, host, pid, run)
+
+    def _rank_on(self, host: str, gpu: int) -> int | None:
+        """The rank that uses a GPU, by its largest communicator. None: unknown, or more than one."""
+        sizes = self.gpus.get((_short(host), gpu))
+        ranks = sizes[max(sizes)] if sizes else set()
+        return next(iter(ranks)) if len(ranks) == 1 else None
 
     def ranks_seen(self, summary: ScanSummary, style: PrefixStyle) -> Iterator[tuple[int, float | None]]:
         """The ranks that wrote in the file, and when each wrote last; None: long before the end, or no time."""

@@ -16,7 +16,7 @@ from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import TEARDOWN, WAITED, LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import Source
-from hangdoc.postmortem.readers._logs.attribution import LineOrigin, OriginResolver, file_origin
+from hangdoc.postmortem.readers._logs.attribution import LineOrigin, OriginResolver, file_origin, pci_address
 from hangdoc.postmortem.readers._logs.catalogue import NOTICE
 from hangdoc.postmortem.readers._logs.ending import Counter, ErrorLine, read_ending
 from hangdoc.postmortem.readers._logs.exits import LATER_S, exits_in, failure_entry
@@ -34,7 +34,10 @@ from hangdoc.postmortem.readers.faulthandler import faulthandler_dumps
 from hangdoc.redaction.text import redact, redact_identifier, redact_text
 
 MAX_ORIGINS = 20_000
-HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait"})  # kinds about a host, beside OF_HOST
+# Kinds about a host, beside OF_HOST.
+HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait", "port_in_use"})
+_LOGIN = re.compile(rb"(?<![\w.@-])[\w.-]{1,32}@([\w-]{1,63})(?=[ :])")  # of a prompt
+OF_GPU = frozenset({"xid", "gpu_lost"})  # kinds whose line names a GPU by its PCI address
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
 FATAL = "Fatal Python error"
 MAX_CHAIN = 600  # lines of a chain of tracebacks
@@ -132,11 +135,16 @@ class LogCollector:
         of_host = kind in OF_HOST or kind in HARDWARE or not GUARD.isdisjoint(fields)
         if of_host and line.host is None and line.rank is None:
             line.host = fields.get("host") or self._host_of(matched, line, match)
+            # With prompts of several hosts, a joined line may hide the one that counts.
+            if kind == "port_in_use" and line.host and {*_LOGIN.findall(self.hosts.content)} - {line.host.encode()}:
+                line.host = None
         self.origins.observe(kind, line, fields)
         origin = self.origins.origin_of(line)
         if kind in ("nccl_rank", "ray_worker"):
             self._set_world_size(fields.get("size"))
             return
+        if kind in OF_GPU and line.rank is None and "gpu" in fields:
+            origin = replace(origin, gpu=pci_address(fields["gpu"]))
         if kind in OF_LAUNCHER and line.rank is None:
             origin = replace(origin, launcher=True, pid=None)
             fields |= {"host": fields["own_host"]} if "own_host" in fields else {}

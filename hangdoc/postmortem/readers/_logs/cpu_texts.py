@@ -36,6 +36,15 @@ _BOUND = re.compile(
     r"|\bMPI startup\(\): (?P<rank>\d{1,6})\s{1,12}\d{1,9}\s{1,12}(?P<host>[A-Za-z][\w.-]{0,100})\s{1,12}"
     r"\{(?P<pinned>[\d,-]{1,400})\}"
 )
+# Rows that a loop over processes prints: `118842 RANK=2 0`, `rank 2 pid 118842 cpus 0-15`.
+_ASKS_AFFINITY = re.compile(r"\btaskset\s{1,4}-\w{0,4}p|Cpus_allowed_list|sched_getaffinity|cpu_affinity")
+_ASKS_RANK = re.compile(r"\^RANK=|\[\"']?RANK\b|\bRANK=|\$\{?RANK\b")
+_ROW = re.compile(
+    r"(?:(?:pid[ =:]?)?\d{1,9}[ :\t]{1,4})?(?P<local>LOCAL_)?RANK[ =:]{1,3}(?P<rank>\d{1,6})[ :\t,]{1,4}"
+    r"(?:(?:pid[ =:]?)?\d{1,9}[ :\t]{1,4}(?=\S+$))?(?:(?:cpus?|cores?|affinity)[ =:]{1,3})?"
+    r"(?P<cpus>\d{1,4}(?:[,-]\d{1,4}){0,64})",
+    re.IGNORECASE,
+)
 _OF_THREADS = re.compile(r"\btaskset\s{1,4}-\w{0,4}a|\btaskset\b.{0,40}--all-tasks|/proc/\S{1,20}/task/")
 _LOAD = re.compile(r"\bload averages?: {0,3}(\d{1,6}(?:\.\d{1,2})?)")
 _NPROC = re.compile(r"(?:^|[$#;&|] ?)nproc\b")
@@ -68,6 +77,7 @@ class CpuTexts:
     _owner: tuple[str, str] = ("", "")
     _above: str | None = None
     _asked: str = ""  # the command before: nproc, bf16
+    _rows: str = ""  # the command before prints a row for each process, with its affinity
     _columns: list[str] = field(default_factory=list)  # of ps
     _threads: bool = False  # the text lists threads, and not processes
     _pods: dict[str, dict[str, float]] = field(default_factory=dict)  # of metrics
@@ -79,6 +89,12 @@ class CpuTexts:
             self._owner, self._stat, self._columns = ("host", above) if above else ("", ""), {}, []
         if len(text) > MAX_LINE or len(self.found) >= MAX_FIGURES:
             return
+        if self._rows and (row := _ROW.fullmatch(text.strip())):
+            if not row["local"] or _ASKS_RANK.search(self._rows.replace("LOCAL_RANK", "")):
+                for kind, (of, name), value in _allowed(("rank", row["rank"]), above or "", row["cpus"], False):
+                    self.found.append(Figure(kind, kind, of, name, value, kind == CPU_SET, False, None, number))
+            return
+        self._rows = text if _ASKS_AFFINITY.search(text) and "RANK" in text else ""
         if not _SHOWS.search(text) and not self._asked:
             self._observe(text)
             return

@@ -70,6 +70,16 @@ _STEP = re.compile(
     r"(?! ?(?:ms|s|sec|seconds)\b)",
     re.IGNORECASE,
 )
+_PLACE = re.compile(  # how far the job is, which names no figure: `step 400`, `epoch 3 iter 200/500`
+    r"\W{0,8}(?:(?:global[ _]?)?(?:step|iter(?:ation)?|it|update|batch|epoch)s?[\s:=#\"'\[(]{1,4}"
+    r"\d{1,9}(?:/\d{1,9})?\W{0,8}){1,4}"
+)
+_PRINTS = re.compile(r"^(?:and |so |then )?(?:i|we) (?:also |now |then )?(?:print|log|dump|compute|compared?)(?:ed)? ")
+# What differs between replicas by design: `sha1 of the batch`, `optimizer shard md5`.
+_EACH_ITS_OWN = re.compile(
+    r"\b(?:batch(?:es)?|inputs?|samples?|data(?:set)?|images?|tokens?|indices|shards?|sharded|grads?|gradients?|rng"
+    r"|files?|local)\b"
+)
 _COUNTED = frozenset({"step", "steps", "iter", "iters", "iteration", "it", "update", "batch", "epoch", "at"})
 _TIME_UNIT = {
     "\u00b5s": 1e-6, "\u03bcs": 1e-6, "us": 1e-6, "usec": 1e-6, "ms": 1e-3, "msec": 1e-3, "msecs": 1e-3, "s": 1.0,
@@ -239,6 +249,8 @@ def _opens_table(text: str, block: _Block) -> bool:
     for wide in (False, True):
         cells = _cells(text, wide)
         heads = [_HEAD.fullmatch(cell) for cell in cells]
+        if wide and text.rstrip().endswith((":", ".", "?", "!")):
+            continue  # a sentence, which may be the heading of a list
         if any(re.fullmatch(r"[-\d.,=%]+", cell) for cell in cells) or "per" in cells:
             continue  # figures are in the rows, and a heading says of what they are
         if any(heads) and len(cells) > 1 and any(_kind(cell, None) for cell in cells):
@@ -304,7 +316,8 @@ def _in_line(text: str, own: _Owner | None, block: _Block) -> Iterator[_Value]:
     for match in _TOKEN.finditer(text.lower()):
         gap, end = text[end : match.start()].lower(), match.end()
         if match.lastgroup and (several := _owners(match)):
-            if not fresh and (clause := _name(gap) or (not named and _name(text[: match.start()].lower()))):
+            before = text[: match.start()].lower()
+            if not fresh and not _PLACE.fullmatch(before) and (clause := _name(gap) or (not named and _name(before))):
                 heading = clause
             owners, named, fresh, counted, bare = several, True, True, "", True
             continue
@@ -383,13 +396,19 @@ def _kind(name: str, unit: str | None, fraction: bool = True) -> tuple[str, floa
 
 
 def _figures(value: _Value, step: int | None, line: int) -> Iterable[Figure]:
-    meaning = _kind(value.name, value.unit, "." in value.text or "e" in value.text)
+    meaning: tuple[str, float | None] | None
+    if value.exact:
+        (state,) = (one for one in figure_kinds() if one.kind == "state")
+        # A hexadecimal number is no time, whatever else a sentence above it mentions.
+        value = replace(value, name=_PRINTS.sub("", re.split(r"[.?!]\s", value.name)[-1]))
+        common = state.expression.search(value.name.replace("_", " ")) and not _EACH_ITS_OWN.search(value.name)
+        meaning = ("state", None) if common else None
+    else:
+        meaning = _kind(value.name, value.unit, "." in value.text or "e" in value.text)
     if meaning is None:
         return ()
     kind, factor = meaning
     text = value.text.replace(",", "")
-    if value.exact and kind != "state":
-        return ()
     if not value.exact:
         number = float(text)
         if not isfinite(number):
