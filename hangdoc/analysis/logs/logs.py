@@ -125,6 +125,7 @@ class LogsJob:
     peer_errors: int = 0  # exceptions that another rank, or the connection to it, caused
     peer_error: str | None = None  # the first of them
     lost: int = 0  # lines that report a lost connection between ranks
+    losses: int = 0  # those, and the other exceptions of `peer_errors`
     gone: tuple[Suspect, ...] = ()  # ranks, or a host, whose process is probably gone: their peers lost them
     gone_why: str | None = None  # the evidence for it
     gone_line: str | None = None  # the first line that reports a lost connection
@@ -351,6 +352,7 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
         peer_errors=len(peer_errors),
         peer_error=peer_errors[0].text if peer_errors else None,
         lost=len(lost),
+        losses=len(lost) + sum(event.text not in {line.text for line in lost} for event in peer_errors),
         gone=tuple(gone.suspects) if gone else (),
         gone_why=gone.why if gone else None,
         gone_line=next((event.text for event in (*lost, *peer_errors)), None),
