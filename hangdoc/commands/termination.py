@@ -88,7 +88,7 @@ class Termination:
 
 
 def _report_unraisable(dropped: sys.UnraisableHookArgs) -> None:
-    """What a signal raised inside a finalizer or a weakref callback ends the process later, without a traceback."""
+    """Print no traceback for a signal that hits a finalizer or a weakref callback: the process ends all the same."""
     if not isinstance(dropped.exc_value, (KeyboardInterrupt, SystemExit)):
         sys.__unraisablehook__(dropped)
 

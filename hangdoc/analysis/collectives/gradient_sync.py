@@ -91,9 +91,10 @@ class _Code:
 
 def _code(looks: Sequence[Look], own: Sequence[Step]) -> _Code:
     around = {step.place.around for step in own if step.place}
+    anywhere = {step.place.around for look in looks for step in look.path.steps if step.place}
     return _Code(
         bypass=next((site for step in own if (site := _bypass(step))), None),
-        trains=any(_calls_backward(step.place.around) for look in looks for step in look.path.steps if step.place),
+        trains=any(map(_calls_backward, anywhere)),
         reduced=sum(look.phase == "collective" and _in_backward(look) for look in looks) >= BACKWARD_LOOKS,
         deferred=any(_defers(calls) for calls in around),
         since=next((at for at, look in enumerate(looks) if _trains(look)), None),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
-from hangdoc.analysis.logs.log_events import job_logs
+from hangdoc.analysis.logs.log_events import job_logs, known_host
 from hangdoc.analysis.thresholds import (
     BUSY_PROCESS,
     DISK_WAIT_MS,
@@ -69,7 +69,7 @@ class HostLoadDetector(Detector[object, LoadJob]):
         found: dict[str, dict[str, list[LogEvent]]] = defaultdict(lambda: defaultdict(list))
         for host, event in logs.unattributed:
             if event.kind in KINDS:
-                found[event.kind][host if host and " " not in host else ""].append(event)
+                found[event.kind][known_host(host) or ""].append(event)
         measured = {**_disks(found["disk_load"]), **_mounts(found["mount_load"])}
         storage = measured or {
             **_pressure(found["pressure"], "io", "full", STALLED_BY_IO),

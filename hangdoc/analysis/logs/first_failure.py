@@ -131,7 +131,7 @@ def _first(own: Mapping[Key, LogEvent], roots: frozenset[Key]) -> tuple[frozense
 
 
 def _in_order(times: Mapping[Key, float]) -> bool:
-    """True if the clocks show which came first: the clock of one host, or a distance that no clock is wrong by."""
+    """True if the clocks show which came first: the clock of one host, or a gap that clock skew cannot explain."""
     earliest, second = sorted(times.values())[:2]
     return second - earliest >= CLOCK_SKEW_S or (len({host for host, _ in times}) == 1 and second > earliest)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from hangdoc.analysis import Case, Key, Suspect
-from hangdoc.analysis.logs.log_events import JobLogs
+from hangdoc.analysis.logs.log_events import JobLogs, known_host
 from hangdoc.evidence.logs import LogEvent
 
 # Interfaces and addresses that cannot reach another host.
@@ -117,7 +117,7 @@ def _bootstrap_address(event: LogEvent) -> str | None:
 def _shared(chosen: dict[str, set[str]]) -> str | None:
     """The first address that several known hosts chose, with their names."""
     for address, hosts in chosen.items():
-        known = sorted(host for host in hosts if " " not in host)  # "unknown host"
+        known = sorted(filter(known_host, hosts))
         if len(known) > 1:
             return f"{address} on {', '.join(known[:4])}"[:MAX_TEXT]
     return None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
-from hangdoc.analysis.logs.log_events import job_logs
+from hangdoc.analysis.logs.log_events import job_logs, known_host
 from hangdoc.analysis.thresholds import COMPARABLE_RANKS
 from hangdoc.evidence.limits import parse_count
 
@@ -100,7 +100,7 @@ def _own_numbers(by_owner: Mapping[str, Settings]) -> LaunchesJob | None:
 def _own_store(by_owner: Mapping[str, Settings]) -> LaunchesJob | None:
     """A host that looks for the store on itself, while rank 0, which serves it, was launched on another host."""
     name = "master_addr"
-    addresses = {owner: one[name] for owner, one in by_owner.items() if name in one and " " not in owner}
+    addresses = {owner: one[name] for owner, one in by_owner.items() if name in one and known_host(owner)}
     numbers = {owner: _number(by_owner[owner]) for owner in addresses}
     servers = [owner for owner, number in numbers.items() if number == "0"]
     odd = [

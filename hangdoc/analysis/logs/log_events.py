@@ -75,6 +75,11 @@ def number(event: LogEvent | None, name: str) -> int | None:
     return int(value) if re.fullmatch(r"-?\d{1,18}", value) else None
 
 
+def known_host(host: str | None) -> str | None:
+    """The host, if a text names it; evidence of no named host is kept under "unknown host"."""
+    return host if host and " " not in host else None
+
+
 def numbers(text: str) -> tuple[int, ...]:
     """The ranks in "4, 5"."""
     return tuple(int(part) for part in re.findall(r"\d{1,9}", text))

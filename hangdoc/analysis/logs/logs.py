@@ -328,6 +328,7 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
     gone = None if ranks_that_left(logs, fewest=1) else lost_peers(logs)
     lost = lost_connections(logs)
     sequence = max((at for event in logs.all(*TIMEOUTS) if (at := number(event, "sequence")) is not None), default=None)
+    lost_texts = {event.text for event in lost}
     peer_errors = [
         event
         for event in logs.all("exception")
@@ -352,7 +353,7 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
         peer_errors=len(peer_errors),
         peer_error=peer_errors[0].text if peer_errors else None,
         lost=len(lost),
-        losses=len(lost) + sum(event.text not in {line.text for line in lost} for event in peer_errors),
+        losses=len(lost) + sum(event.text not in lost_texts for event in peer_errors),
         gone=tuple(gone.suspects) if gone else (),
         gone_why=gone.why if gone else None,
         gone_line=next((event.text for event in (*lost, *peer_errors)), None),

@@ -13,7 +13,7 @@ from typing import Any
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.logs.first_failure import failures
-from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, job_logs
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, job_logs, known_host
 from hangdoc.analysis.thresholds import LEADING_LINES, TRACEBACK_LINES
 from hangdoc.evidence.logs import LogEvent
 
@@ -160,7 +160,7 @@ class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
                     absent.append(one)
                 else:
                     of_rank[at_fault].setdefault(event.kind, event.text)
-            if not named and host is not None and " " not in host:  # "unknown host"
+            if not named and known_host(host):
                 absent = [Suspect(None, None, host)]
             if absent or not named:
                 texts.setdefault(event.kind, event.text)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from hangdoc.analysis import Key
-from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, number
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, known_host, number
 from hangdoc.evidence.logs import LogEvent
 
 
@@ -49,7 +49,7 @@ def rendezvous_errors(logs: JobLogs) -> RendezvousErrors:
             found.endpoint = found.endpoint or fields.get("unreached")
     for host, event in logs.unattributed:
         _add(found.unattributed, event)
-        if event.kind == "port_in_use" and host and " " not in host:  # "unknown host"
+        if event.kind == "port_in_use" and known_host(host):
             found.taken_on = host
     for event in logs.all("connect_failed"):
         _add_loopback_peer(found, logs, event)

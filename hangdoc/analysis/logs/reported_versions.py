@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
-from hangdoc.analysis.logs.log_events import JobLogs, job_logs, number
+from hangdoc.analysis.logs.log_events import JobLogs, job_logs, known_host, number
 from hangdoc.analysis.logs.notices import NoticesJob
 from hangdoc.analysis.thresholds import COMPARABLE_RANKS
 
 KIND, COMPARED = "software_version", "version_mismatch"
 MAX_SUSPECTS = 16
-Subject = TypeVar("Subject", int, str)
 MAX_COMPARED = 65_536  # ranks
+
+Subject = TypeVar("Subject", int, str)  # a rank or a host
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +106,9 @@ def _by_package(logs: JobLogs) -> Mapping[str, Mapping[str, str]]:
     found: dict[str, dict[str, str]] = defaultdict(dict)
     several: set[tuple[str, str]] = set()
     events = [(host, event) for host, event in logs.unattributed if event.kind == KIND]
-    for host, event in events:
+    for at, event in events:
         package, version = event.fields.get("package", ""), event.fields.get("version", "")
-        if host is None or " " in host:
+        if (host := known_host(at)) is None:
             continue
         if found[package].setdefault(host, version) != version:
             several.add((package, host))

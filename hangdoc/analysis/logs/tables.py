@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
-from hangdoc.analysis.logs.log_events import JobLogs, job_logs, last
+from hangdoc.analysis.logs.log_events import JobLogs, job_logs, known_host, last
 from hangdoc.analysis.logs.notices import MAX_SUSPECTS
 
 
@@ -57,9 +57,7 @@ def _job(logs: JobLogs) -> TablesJob:
     return TablesJob(
         unstarted=tuple(Suspect(None, None, name) for name in names)[:MAX_SUSPECTS],
         unstarted_why=pods[0].text if pods else None,
-        hung=tuple(dict.fromkeys(Suspect(None, None, host) for host, _ in hung if host and " " not in host))[
-            :MAX_SUSPECTS
-        ],
+        hung=tuple(dict.fromkeys(Suspect(None, None, host) for host, _ in hung if known_host(host)))[:MAX_SUSPECTS],
         hung_why=hung[0][1].text if hung else None,
         hung_storage=any("storage" in event.fields for _, event in hung),
     )

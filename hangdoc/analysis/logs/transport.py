@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
-from hangdoc.analysis.logs.log_events import JobLogs, job_logs
+from hangdoc.analysis.logs.log_events import JobLogs, job_logs, known_host
 from hangdoc.analysis.thresholds import COMPARABLE_RANKS, REPORTERS
 from hangdoc.evidence.logs import LogEvent
 
@@ -63,8 +63,8 @@ class TransportDetector(Detector[object, TransportJob]):
 
 def _with_host(logs: JobLogs, *kinds: str) -> Iterator[tuple[str | None, LogEvent]]:
     """Events of these kinds with the host that printed them; None: not stated."""
-    yield from ((_known(key[0]), event) for key, event in logs.of_ranks(*kinds))
-    yield from ((_known(host), event) for host, event in logs.unattributed if event.kind in kinds)
+    yield from ((known_host(key[0]), event) for key, event in logs.of_ranks(*kinds))
+    yield from ((known_host(host), event) for host, event in logs.unattributed if event.kind in kinds)
 
 
 def _unmet(logs: JobLogs) -> tuple[Suspect, ...]:
@@ -77,10 +77,6 @@ def _unmet(logs: JobLogs) -> tuple[Suspect, ...]:
     if not address or NOT_BETWEEN_HOSTS.match(address) or len(writers) < REPORTERS or address in writers:
         return ()
     return (Suspect(None, None, address),)
-
-
-def _known(host: str | None) -> str | None:
-    return host if host and " " not in host else None  # "unknown host"
 
 
 def _fallback(logs: JobLogs) -> tuple[str | None, tuple[Suspect, ...], bool]:
