@@ -53,7 +53,7 @@ hostile: $(TESTED)  ## hangdoc as root beside hostile targets of another user
 	$(PYTEST) tests/live -m hostile
 
 kills: $(TESTED)  ## kill -9 of the daemon KILLS times while it examines a rank: the rank must go on
-	HANGDOC_KILLS=$$((2 * $(KILLS))) $(PYTEST) tests/live/hostile/test_holds.py -k daemon
+	HANGDOC_KILLS=$$((2 * $(KILLS))) $(PYTEST) tests/live/hostile/test_holds.py -k daemon -rP
 
 soak: $(TESTED)  ## the daemon for SECONDS: jobs come and go, hang and are killed, disks fill, receivers fail
 	$(BIN)/python -m tests.tools.soak --seconds $(SECONDS)

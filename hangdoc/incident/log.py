@@ -26,7 +26,7 @@ from hangdoc.analysis.facts import Facts
 from hangdoc.evidence import Environ, Process, Snapshot
 from hangdoc.formatting import seconds
 from hangdoc.incident.outcome import outcome_of
-from hangdoc.incident.record import MAX_VERDICTS, IncidentRecord, Outcome
+from hangdoc.incident.record import MAX_PROCESSES, MAX_VERDICTS, IncidentRecord, Outcome
 from hangdoc.incident.recurrence import recurrence
 from hangdoc.incident.store import IncidentStore, parse_time
 from hangdoc.recording.recorder import FULL, MAX_FREED
@@ -119,7 +119,7 @@ class IncidentLog:
         if job not in self._about:
             self._about[job] = _about(shots)
         if job in self._left:
-            self._continue(job, facts, shots, at)
+            self._continue(job, facts)
         suspected = _is_suspected(facts)
         current = self._current.get(job)
         if current is None:
@@ -143,6 +143,8 @@ class IncidentLog:
         """
         if verdict.status not in WRONG:
             return None
+        if job in self._left:
+            self._take_over(job)
         current = self._current.get(job) or self._begin(job, verdict.stalled_for_s or 0.0)
         new = to_json(verdict)
         old = current.record.verdicts[-1] if current.record.verdicts else None
@@ -236,6 +238,7 @@ class IncidentLog:
             ended=None,
             status="unknown",
             step=self.step,
+            processes=tuple(sorted(_processes(shots)))[:MAX_PROCESSES],
         )
         current = self._current[job] = _Current(record, at, at, dead=_dead(shots))
         if self.store:
@@ -302,17 +305,20 @@ class IncidentLog:
             done = (lambda store: store.leave(record)) if record.step else (lambda store: store.discard(record.id))
             self._guarded(done, "remove an incident that was none")
 
-    def _continue(self, job: str, facts: Facts, shots: Sequence[Snapshot], at: float) -> None:
+    def _continue(self, job: str, facts: Facts) -> None:
         """Take over the incident of a job that an earlier hangdoc left, once it is known whether it goes on."""
-        record = self._left[job]
-        if not _is_same_job(record, shots):
-            self._adopt(job, at)
-            self._finish(job, Outcome("lost", "hangdoc ended before the incident did.", _now()))
-        elif _is_suspected(facts):
-            self._adopt(job, at)
+        if _is_suspected(facts) or not _is_same_job(self._left[job], self._newest[job][0]):
+            self._take_over(job)
         elif facts.job.stall.settled and facts.job.stall.progressed:
-            self._adopt(job, at)
+            self._take_over(job)
             self.recovered(job)  # one that was never reported passes like any other
+
+    def _take_over(self, job: str) -> None:
+        """Continue the incident that an earlier hangdoc left; that of an older job of this name is lost."""
+        record, (shots, at) = self._left[job], self._newest.get(job, ((), 0.0))
+        self._adopt(job, at)
+        if not _is_same_job(record, shots):
+            self._finish(job, Outcome("lost", "hangdoc ended before the incident did.", _now()))
 
     def _adopt(self, job: str, at: float) -> None:
         record = self._left.pop(job)
@@ -466,8 +472,20 @@ def _is_ours(id: str) -> bool:
     return id.partition("-")[2].rpartition("-")[0] == _host()
 
 
+def _processes(shots: Sequence[Snapshot]) -> set[tuple[str, int, int]]:
+    """Host, PID and start time of the ranks that have a process."""
+    targets = [rank.target for shot in shots for rank in shot.ranks]
+    return {(target.host, target.pid, target.start_ticks) for target in targets if target.pid > 0}
+
+
 def _is_same_job(record: IncidentRecord, shots: Sequence[Snapshot]) -> bool:
-    """True if the ranks are older than the incident: a new job may have the name of an old one."""
+    """True if a rank of the incident is among these, or they are older than it: a new job may have an old one's name.
+
+    The age is for records without processes only: it is wrong after a step of the clock.
+    """
+    processes = _processes(shots)
+    if record.processes:
+        return not processes or not processes.isdisjoint(record.processes)
     onset = parse_time(record.onset)
     starts: dict[Key, datetime] = {}
     for shot in shots:

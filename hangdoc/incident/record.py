@@ -10,6 +10,7 @@ from hangdoc.evidence.record import Record
 SCHEMA = "hangdoc.incident/1"
 OUTCOMES = ("recovered", "killed_by_launcher", "killed", "failed", "ended", "lost")
 MAX_VERDICTS = 16  # kept of one incident: the first, and the newest
+MAX_PROCESSES = 16  # of the ranks of a job, to know it again
 
 
 class Outcome(Record, frozen=True):
@@ -39,3 +40,4 @@ class IncidentRecord(Record, frozen=True, omit_defaults=False):
     outcome: Outcome | None = None  # None: it goes on
     step: str = ""  # the Slurm step whose tasks keep it together, see `step_of`; "": one watch keeps it
     recurrence: str = ""  # "third stall on node17's eth1 in 6 days"
+    processes: tuple[tuple[str, int, int], ...] = ()  # host, PID and start time (clock ticks) of ranks at the onset

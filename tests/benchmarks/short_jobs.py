@@ -92,8 +92,8 @@ def source(folder: Path, job: int) -> tuple[Path, int]:
     return path, head.count("\n") + 2
 
 
-def started(folder: Path, number: int, size: int, **environment: str) -> Job:
-    """A job at a port that no job before it had: it is known by that."""
+def started(folder: Path, number: int, size: int, script: Path = SCRIPT, **environment: str) -> Job:
+    """A job at a port that no job before it had: it is known by that. `script`: a copy of SCRIPT with another name."""
     path, line = source(folder, number)
     address = "127.0.0.1", FIRST_PORT + number
     with socket.create_server(address) as store, socket.create_server(("127.0.0.1", 0)) as data:
@@ -101,9 +101,9 @@ def started(folder: Path, number: int, size: int, **environment: str) -> Job:
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.getsockname()[1]), "WORLD_SIZE": str(size)}
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-S", str(SCRIPT), str(path), str(line), str(doors[0]), str(doors[1])]
+                [sys.executable, "-S", str(script), str(path), str(line), str(doors[0]), str(doors[1])]
                 if rank == 0
-                else [sys.executable, "-S", str(SCRIPT), str(path), str(line), "-1", str(data.getsockname()[1])],
+                else [sys.executable, "-S", str(script), str(path), str(line), "-1", str(data.getsockname()[1])],
                 env={**where, "RANK": str(rank), "LOCAL_RANK": str(rank), "PATH": os.defpath, **environment},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=doors if rank == 0 else (),
             )

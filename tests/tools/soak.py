@@ -1,8 +1,10 @@
-"""Soak of the daemon: jobs come and go, some hang and are killed, the disk fills, receivers fail, the daemon is killed.
+"""Soak of the daemon: jobs come and go, some hang and are killed, PIDs come again, clocks step, the disk fills,
+receivers fail, the daemon is killed.
 
     python -m tests.tools.soak --seconds 1200
 
-Run as root, in a PID namespace of its own in which PIDs come again soon. The ranks are fakes, without torch.
+Run as root, in a PID namespace of its own in which PIDs come again soon. The ranks are fakes, without torch. The clock
+of the daemon is Debian's libfaketime: that of the machine belongs to all.
 What must hold: flat memory, descriptors, threads and children; one incident and one alert for each hang, and none for a
 healthy job.
 """
@@ -10,8 +12,10 @@ healthy job.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,7 +43,11 @@ GROWTH = 1.10  # of memory since then
 FAILS = 0.5  # share of alerts that the receiver refuses
 DISK_BYTES = 24 << 20  # of the file system with the state folder
 PID_STEP = 200  # PIDs in use: the namespace starts again from the first one beyond this distance
-DRAIN_S = 330.0  # for the last alerts: the longest pause of their backoff is 300 s
+DRAIN_S = 330.0  # at most, for the last alerts: the longest pause of their backoff is 300 s
+CLOCK_LIBRARY = "libfaketimeMT.so.1"  # Debian: faketime
+CLOCK_STEPS = ("+0", "+3600", "-120", "-5400", "+2")  # s off, one after the other: NTP, a battery, a wrong time zone
+STEP_EVERY_S = 61.0
+SETTLE_S = 15.0  # after the last alert: an alert too many would come now
 LEFT = 30  # descriptors and threads without a job
 KILL_EVERY_S = 97.0  # kill -9 of the daemon
 
@@ -79,6 +87,17 @@ def small_disk() -> Iterator[Path]:
             subprocess.run(["umount", "-l", name], check=True)
 
 
+def stepping_clock(file: Path) -> dict[str, str]:
+    """The environment of a process whose wall clock is off by what `file` says; the monotonic clocks stay right."""
+    library = next(Path("/usr/lib").glob(f"*/faketime/{CLOCK_LIBRARY}"), None)
+    if library is None:
+        raise SystemExit(f"the soak steps the daemon's clock with {CLOCK_LIBRARY}: apt-get install faketime")
+    return {
+        "LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(file), "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1",
+    }  # fmt: skip
+
+
 def reuse_pids() -> None:
     """Let the next PIDs be low ones again, in this PID namespace: ns_last_pid of proc_sys_kernel(5)."""
     with suppress(OSError):
@@ -94,17 +113,20 @@ def soak(seconds: float, disk: Path, sources: Path) -> list[tuple[str, str, str,
     footprints: list[Footprint] = []
     number, problems = 0, list[str]()
     filler = disk / "filler"
+    script, clock = sources / "soak_rank.py", sources / "clock"
+    shutil.copy(short_jobs.SCRIPT, script)  # a name that the daemons of other tests do not watch
     began_s = killed_s = started_s = time.monotonic()
-    with daemon(disk, config) as start:
+    with daemon(disk, config, stepping_clock(clock), labels=[script.name]) as start:
         now_running = start()
         footprints.append(Footprint())
         while time.monotonic() - began_s < seconds or running:
             now_s = time.monotonic()
             over = now_s - began_s >= seconds
+            clock.write_text(CLOCK_STEPS[int((now_s - began_s) / STEP_EVERY_S) % len(CLOCK_STEPS)])
             while len(running) < BESIDE and not over:
                 number += 1
                 reuse_pids()
-                job = short_jobs.started(sources, number, RANKS)
+                job = short_jobs.started(sources, number, RANKS, script)
                 hangs = chance.random() < HANGS
                 life_s = SEEN_S + REPORTED_S if hangs else chance.uniform(*LIFE_S)
                 running.append(Run(job, now_s + life_s, now_s + SEEN_S if hangs else None))
@@ -133,7 +155,10 @@ def soak(seconds: float, disk: Path, sources: Path) -> list[tuple[str, str, str,
             time.sleep(0.5)
         filler.unlink(missing_ok=True)
         receiver.fails = 0.0
-        time.sleep(DRAIN_S)
+        drained_s = time.monotonic() + DRAIN_S
+        while unresolved(receiver) and time.monotonic() < drained_s:
+            time.sleep(0.5)
+        time.sleep(SETTLE_S)
         pid = now_running.process.pid
         children, left = procfs.children(pid), len(procfs.descriptors(pid)) + len(procfs.threads(pid))
         code = now_running.end()
@@ -141,6 +166,11 @@ def soak(seconds: float, disk: Path, sources: Path) -> list[tuple[str, str, str,
     receiver.close()
     return rows(disk, finished, receiver, footprints, [*problems, *(["it ended with " + str(code)] if code else [])],
                 len(children), left)  # fmt: skip
+
+
+def unresolved(receiver: Receiver) -> bool:
+    """True if an incident was fired and its end has not arrived."""
+    return any(kinds["fired"] > kinds["resolved"] for kinds in receiver.kinds().values())
 
 
 def is_reported(run: Run, running: Daemon) -> bool:
@@ -185,12 +215,12 @@ def rows(
     missed = sorted(hung - fired.keys())
     twice = sorted(name for name, count in fired.items() if count > 1 or len(ids[name]) > 1)
     false = sorted(fired.keys() - hung)
-    unresolved = sorted(name for name in fired if resolved[name] != fired[name])
+    without_end = sorted(name for name in fired if resolved[name] != fired[name])
     growth = [max(most[0] for most in one.most) / one.first[0] for one in footprints if one.first and one.most]
     open_ones = [record.id for record in IncidentStore(disk / "state").list() if record.ended is None]
     counts = (
         ("hangs that were not announced", missed), ("jobs with two incidents or alerts", twice),
-        ("alerts for healthy jobs", false), ("alerts without an end", unresolved),
+        ("alerts for healthy jobs", false), ("alerts without an end", without_end),
         ("incidents on disk without an end", open_ones), ("errors in the log", problems),
     )  # fmt: skip
     found = [("", "", "limit", ""), ("jobs, of them hung", f"{len(finished)}, {len(hung)}", "", "")]
@@ -205,6 +235,9 @@ def rows(
     for name, wrong in counts:
         for one in wrong[:20]:
             print(f"{name}: {one}", file=sys.stderr)
+            for event in events:
+                if event["data"]["job"] == one:
+                    print(f"  {json.dumps(event)}", file=sys.stderr)
     return found
 
 

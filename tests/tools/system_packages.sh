@@ -27,6 +27,7 @@ if [ -d /run/systemd/system ] && [ "$HANGDOC_NO_SKIP" != 1 ]; then
 fi
 need iproute2 ip tc
 need iptables iptables
+need faketime faketime
 need g++ g++
 need openssh-client ssh ssh-keygen
 need chromium chromium

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,18 @@ from tests.support.judge import judge, reported
 from tests.support.stalled_jobs import CULPRIT, Kept, ended, facts_of, job, rounds
 
 KILLED, TOLD, TIMED_OUT, WELL = End(signal=9), End(signal=15), End(code=1), End(code=0)
+LONG_AGO = "2001-01-01T00:00:00+00:00"
 
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Kept:
     return Kept(tmp_path)
+
+
+def edit(kept: Kept, id: str, left: Mapping[str, Any]) -> None:
+    """Change fields of a stored incident."""
+    path = kept.store.path(id) / "incident.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **left}))
 
 
 def on_disk(kept: Kept, id: str | None = None) -> list[float]:
@@ -175,11 +184,33 @@ def test_an_incident_that_ended_meanwhile_is_closed(kept: Kept) -> None:
     assert record.outcome.kind == "lost"
 
 
-def test_a_new_job_with_an_old_name_gets_an_incident_of_its_own(kept: Kept) -> None:
+def test_a_verdict_may_come_before_a_suspicion(kept: Kept) -> None:
+    """A stopped process is a stall for the judge before the job has stood still for long enough."""
     id = kept.report()
     kept.log.close()
-    path = kept.store.path(id) / "incident.json"
-    path.write_text(path.read_text().replace('"onset":"20', '"onset":"19'))
+    later = Kept(kept.root)
+    later.log.resume()
+    later.see(2)
+    assert later.log.incident(job()) is None
+    found = later.log.verdict(job(), judge().verdict(facts_of(4)))
+    assert (found.id if found else None, later.told) == (id, [])
+
+
+def test_an_incident_goes_on_after_a_step_of_the_clock(kept: Kept) -> None:
+    id = kept.report()
+    kept.log.close()
+    edit(kept, id, {"onset": LONG_AGO})
+    later = Kept(kept.root)
+    later.log.resume()
+    later.report()
+    assert later.told == []
+
+
+@pytest.mark.parametrize("left", [{"processes": [["a", 7, 1]]}, {"processes": [], "onset": LONG_AGO}])
+def test_a_new_job_with_an_old_name_gets_an_incident_of_its_own(kept: Kept, left: Mapping[str, Any]) -> None:
+    id = kept.report()
+    kept.log.close()
+    edit(kept, id, left)
     later = Kept(kept.root)
     later.log.resume()
     later.report()
