@@ -38,8 +38,9 @@ else
 	$(PYTEST) tests/live -m 'selection and quiet'
 endif
 
-test-live: $(TESTED)  ## every other live job: reproducers, healthy jobs, ssh, Slurm, networks, hostile targets
-	$(PYTEST) tests/live $(SIDE_BY_SIDE) -m 'not (selection or quiet or frameworks)'
+# Three at a time: one of them is the soak, which is idle for the most part.
+test-live: $(TESTED)  ## every other live job: reproducers, healthy jobs, ssh, Slurm, networks, hostile targets, a soak
+	$(PYTEST) tests/live --numprocesses 3 --dist worksteal -m 'not (selection or quiet or frameworks)'
 	$(PYTEST) tests/live -m 'quiet and not (selection or frameworks)'
 
 frameworks: $(FRAMEWORKS)/installed.stamp  ## jobs of real frameworks, and the score; JOB='name or name', KEEP=1 records, OUT=wrong verdicts

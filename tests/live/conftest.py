@@ -12,6 +12,12 @@ from tests.support.paths import HUNG
 from tests.support.started import started
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The soak starts first: it takes as long as all others together, and leaves them the cores."""
+    items.sort(key=lambda item: item.get_closest_marker("soak") is None)
+
+
 @pytest.fixture(scope="session")
 def hung() -> Iterator[Trial]:
     """Two ranks: rank 1 has left the loop, rank 0 waits for its gradients."""
