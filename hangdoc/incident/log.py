@@ -39,6 +39,7 @@ MAX_PASSED_S = 60.0  # longest pause that is learnt as one of the job's own
 RECENT_S = 60.0  # a rank that died longer ago belongs to an earlier incident
 DENSE_S = 120.0  # each round is recorded for so long after a verdict,
 SPARSE_S = 60.0  # and then one in so long
+RETRY_S = 5.0  # between two tries to store an incident while the disk is full
 ADOPTED = timedelta(days=7)  # an incident that its writer left so long ago is not continued
 START_SLACK = timedelta(seconds=5)  # error of the start time of a process
 LONGEST_LABEL = 100  # characters
@@ -71,6 +72,7 @@ class _Current:
     began_s: float
     reported: bool = False
     stored: bool = False  # it has a folder
+    tried_s: float = 0.0  # when it last should have got one
     verdict_s: float | None = None  # when the newest verdict was given
     appended_s: float = 0.0
     dead: int = 0  # ranks known to have ended
@@ -128,6 +130,8 @@ class IncidentLog:
                 onset_s = facts.job.exit.fault_s if facts.job.exit.fault else stall_s
                 self._begin(job, onset_s or 0.0)
             return
+        if not current.stored and not current.record.step and at - current.tried_s >= RETRY_S:
+            self._keep(current, shots, at)
         if suspected:
             current.suspected_s = at
         elif not current.reported and at - current.suspected_s >= PASSED_S:
@@ -241,11 +245,17 @@ class IncidentLog:
             processes=tuple(sorted(_processes(shots)))[:MAX_PROCESSES],
         )
         current = self._current[job] = _Current(record, at, at, dead=_dead(shots))
-        if self.store:
-            current.stored = self._guarded(lambda store: self._open(store, current, shots), "keep incidents")
-            current.note(shots, at)
-            self._guarded(lambda store: store.prune(), "remove old incidents")
+        self._keep(current, shots, at)
         return current
+
+    def _keep(self, current: _Current, shots: Sequence[Snapshot], at: float) -> None:
+        """Give an incident its folder, with the history of the job so far."""
+        if self.store is None:
+            return
+        current.tried_s = at
+        current.stored = self._guarded(lambda store: self._open(store, current, shots), "keep incidents")
+        current.note(shots, at)
+        self._guarded(lambda store: store.prune(), "remove old incidents")
 
     def _open(self, store: IncidentStore, current: _Current, shots: Sequence[Snapshot]) -> None:
         record = current.record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -15,6 +15,7 @@ from hangdoc.discovery.ranks import same_process
 from hangdoc.evidence import ProcessGroups, RankEvidence, Snapshot, Target, Unseen
 from hangdoc.evidence.memory import share
 from hangdoc.redaction.records import Mask
+from hangdoc.system import procfs
 from hangdoc.system.exits import ExitWatcher, format_exit
 from probes import Observation, Probe, Request, Tier, load
 
@@ -41,26 +42,28 @@ class Sampler:
     def round(self, tier: Tier, still: Iterable[int] = ()) -> Snapshot:
         """One observation of every rank. Never raises: unreadable data is reported as unseen."""
         self.exits.watch(self.targets)
-        alive = {target.pid: self._alive(target) for target in self.targets}
-        living = [target for target in self.targets if alive[target.pid] is not False]
-        self._asked &= {(probe.name, t.pid, t.start_ticks) for probe in self.probes if probe.steady for t in living}
+        alive = {_process(target): self._alive(target) for target in self.targets}
+        living = [target for target in self.targets if alive[_process(target)] is not False]
+        self._asked &= {(probe.name, *_process(target)) for probe in self.probes if probe.steady for target in living}
         at_s, now = time.monotonic(), datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        records: dict[int, dict[str, Any]] = {target.pid: {} for target in self.targets}
-        before = {rank.target.pid: rank.records for rank in self._previous.ranks} if self._previous else {}
+        records: dict[int, dict[str, Any]] = {target.pid: {} for target in living}
+        previous = _only(self._previous, set(map(_process, living)))
+        before = {rank.target.pid: rank.records for rank in previous.ranks} if previous else {}
         of_host: dict[str, Any] = {}
         unseen: list[Unseen] = []
         for probe in self.probes:
             asked = self._wanted(probe, tier, living)
             if not asked:
                 continue
-            seen = _observe(probe, Request(asked, tier, frozenset(still), self._previous, records, self.ask))
+            seen = _observe(probe, Request(asked, tier, frozenset(still), previous, records, self.ask))
             for pid, record in seen.by_pid.items():
                 records[pid][probe.name] = share(record, before.get(pid, {}).get(probe.name))
             if seen.host is not None:
                 of_host[probe.name] = seen.host
             unseen += seen.unseen
-        self.targets = numbered(self.targets, {pid: seen.get("groups") for pid, seen in records.items()})
-        ranks = tuple(self._evidence(t, alive[t.pid], records[t.pid]) for t in self.targets)
+        of_rank = {_process(target): records[target.pid] for target in living if not _is_reused(target)}
+        self.targets = numbered(self.targets, {process: seen.get("groups") for process, seen in of_rank.items()})
+        ranks = tuple(self._evidence(t, alive[_process(t)], of_rank.get(_process(t), {})) for t in self.targets)
         self._previous = Snapshot(self.host, at_s, now, ranks, of_host, tuple(unseen), tier.name.lower())
         self._mask.again()
         return self._mask.of(self._previous)
@@ -78,9 +81,27 @@ class Sampler:
             return []
         if not probe.steady or tier >= Tier.EXAMINE:
             return list(living)
-        fresh = [target for target in living if (probe.name, target.pid, target.start_ticks) not in self._asked]
-        self._asked.update((probe.name, target.pid, target.start_ticks) for target in fresh)
+        fresh = [target for target in living if (probe.name, *_process(target)) not in self._asked]
+        self._asked.update((probe.name, *_process(target)) for target in fresh)
         return fresh
+
+
+def _process(target: Target) -> tuple[int, int]:
+    """What identifies a process of this host: PIDs come again, in a small PID namespace within seconds."""
+    return target.pid, target.start_ticks
+
+
+def _is_reused(target: Target) -> bool:
+    """True if another process has the PID now: what was read under it may be of that one."""
+    found = procfs.stat(target.pid)
+    return found is not None and found.start_ticks != target.start_ticks
+
+
+def _only(shot: Snapshot | None, processes: Collection[tuple[int, int]]) -> Snapshot | None:
+    """The snapshot with the ranks of these processes."""
+    if shot is None or all(_process(rank.target) in processes for rank in shot.ranks):
+        return shot
+    return structs.replace(shot, ranks=tuple(rank for rank in shot.ranks if _process(rank.target) in processes))
 
 
 def _observe(probe: Probe, request: Request) -> Observation:
@@ -99,13 +120,13 @@ def _observe(probe: Probe, request: Request) -> Observation:
         return Observation({}, unseen=(lack,))
 
 
-def numbered(targets: Sequence[Target], groups: Mapping[int, Any]) -> tuple[Target, ...]:
-    """The targets, completed with what their processes know (records of probe `groups`, by PID).
+def numbered(targets: Sequence[Target], groups: Mapping[tuple[int, int], Any]) -> tuple[Target, ...]:
+    """The targets, completed with what their processes know (records of probe `groups`, by PID and start time).
 
     The launch takes precedence. A rank number that another rank of the job has is not used: the two are in separate
     process groups.
     """
-    completed = [_completed(target, groups.get(target.pid)) for target in targets]
+    completed = [_completed(target, groups.get(_process(target))) for target in targets]
     often = Counter((target.job, target.rank) for target in completed)
     return tuple(
         new if new.rank == old.rank or often[new.job, new.rank] == 1 else old

@@ -49,7 +49,9 @@ CLOCK_STEPS = ("+0", "+3600", "-120", "-5400", "+2")  # s off, one after the oth
 STEP_EVERY_S = 61.0
 SETTLE_S = 15.0  # after the last alert: an alert too many would come now
 LEFT = 30  # descriptors and threads without a job
-KILL_EVERY_S = 97.0  # kill -9 of the daemon
+KILL_EVERY_S = 97.0  # kill -9 of the daemon,
+FULL_EVERY_S, FULL_S = 90.0, 30.0  # while the disk, that fills up now and then,
+ROOM_S = 10.0  # has had room for so long: what never got on a disk is not there after a kill
 
 
 @dataclass(slots=True)
@@ -142,14 +144,16 @@ def soak(seconds: float, disk: Path, sources: Path) -> list[tuple[str, str, str,
                     finished.append(run)
             if now_s - started_s > WARM_S:
                 footprints[-1].take(now_running.process.pid)
-            if now_s - killed_s > KILL_EVERY_S and not over:
+            cycle_s = (now_s - began_s) % FULL_EVERY_S
+            is_full = cycle_s >= FULL_EVERY_S - FULL_S
+            if now_s - killed_s > KILL_EVERY_S and not over and not is_full and cycle_s >= ROOM_S:
                 killed_s = started_s = now_s
                 now_running.end(signal.SIGKILL)
                 problems += [line for line in now_running.lines if " error: " in line]
                 now_running = start()
                 footprints.append(Footprint())
             filler.unlink(missing_ok=True)
-            if int((now_s - began_s) / 30) % 3 == 2:  # every third half minute
+            if is_full:
                 with suppress(OSError):
                     filler.write_bytes(bytes(DISK_BYTES))
             time.sleep(0.5)

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from hangdoc.evidence import End
+from hangdoc.incident.log import RETRY_S
 from hangdoc.incident.store import IncidentStore, Limits
 from hangdoc.recording.recorder import read
 from tests.support.judge import judge, reported
@@ -258,6 +259,25 @@ def test_a_full_disk_costs_the_oldest_incidents(tmp_path: Path, monkeypatch: pyt
     later.log.recovered(job())  # nothing is left to remove: said, not raised
     assert later.told == ["opened", "closed"]
     assert any("No space left" in line for line in later.said)
+
+
+def test_an_incident_is_stored_once_the_disk_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, write, full = Kept(tmp_path), os.write, True
+
+    def written(descriptor: int, data: Any) -> int:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", written)
+    id = kept.report()
+    assert kept.store.list() == ()
+    full = False
+    shots = rounds()
+    kept.show([*shots, replace(shots[-1], at_s=shots[-1].at_s + RETRY_S)])
+    (record,) = kept.store.list()
+    assert (record.id, len(record.verdicts), kept.told) == (id, 1, ["opened"])
+    assert len(on_disk(kept, id)) == len(shots) + 1
 
 
 def test_the_limits_hold_while_it_runs(tmp_path: Path) -> None:

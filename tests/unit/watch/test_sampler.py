@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
 
 from hangdoc.evidence import End, ProcessGroups, Target
+from hangdoc.system import procfs
 from hangdoc.watch.sampler import Sampler, _observe, numbered
 from probes import Observation, Request, Tier
 
@@ -42,7 +44,7 @@ def target(pid: int, rank: int | None, size: int | None = None, launcher: str | 
 def test_numbered(
     targets: list[Target], said: dict[int, ProcessGroups | None], expected: list[tuple[int | None, int | None]]
 ) -> None:
-    assert [(t.rank, t.world_size) for t in numbered(targets, said)] == expected
+    assert [(t.rank, t.world_size) for t in numbered(targets, {(pid, 1): record for pid, record in said.items()})] == expected
 
 
 class Steady:
@@ -67,6 +69,50 @@ def test_a_steady_probe_runs_once_per_process_not_per_pid() -> None:
             sampler.round(Tier.LOOK)
     assert probe.asked == [1, 2]
     assert sampler._asked == {("steady", os.getpid(), 2)}
+
+
+@dataclass
+class State:
+    """A probe that reads what runs under a PID, as most do, and is told what was there before."""
+
+    name: str = "state"
+    scope: str = "rank"
+    tier: Tier = Tier.PULSE
+    needs: str = "nothing"
+    record: type = str
+    order: int = 0
+    steady: bool = False
+    between: Callable[[], object] = lambda: None  # what happens after it has read
+
+    def observe(self, request: Request) -> Observation:
+        before = [rank.target.start_ticks for rank in getattr(request.previous, "ranks", ())]
+        found = {target.pid: f"{target.start_ticks}, before {before}" for target in request.targets}
+        self.between()
+        return Observation(found)
+
+
+def test_a_rank_that_ended_gets_nothing_of_the_process_that_has_its_pid_now() -> None:
+    stat = procfs.stat(os.getpid())
+    assert stat is not None
+    new = Target(os.getpid(), stat.start_ticks, "here", 0, job="new")
+    old = Target(os.getpid(), stat.start_ticks - 1, "here", 0, job="old")
+    sampler = Sampler("here", (new, old), (State(),))
+    sampler.round(Tier.LOOK)
+    shot = sampler.round(Tier.LOOK)
+    assert [(rank.target.job, rank.alive, rank.records) for rank in shot.ranks] == [
+        ("new", True, {"state": f"{stat.start_ticks}, before [{stat.start_ticks}]"}),
+        ("old", False, {}),
+    ]
+
+
+def test_what_was_read_while_a_pid_changed_hands_belongs_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = procfs.stat(os.getpid())
+    assert stat is not None
+    later = dataclasses.replace(stat, start_ticks=stat.start_ticks + 1)
+    probe = State(between=lambda: monkeypatch.setattr(procfs, "stat", lambda pid: later))
+    targets = (Target(os.getpid(), stat.start_ticks, "here", 0),)
+    (rank,) = Sampler("here", targets, (probe,)).round(Tier.LOOK).ranks
+    assert rank.records == {}
 
 
 class Running:
