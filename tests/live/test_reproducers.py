@@ -39,9 +39,10 @@ SELECTION = {
 
 
 def marks(id: str) -> list[pytest.MarkDecorator]:
-    """A job that goes on is judged by its pace, so nothing may run beside it."""
+    """A job that is judged by its pace has the machine for itself."""
     job = reproducers.broken(id)
-    holds = {"quiet": job.goes_on, "network": job.cls == "network", "selection": id in SELECTION}
+    paced = job.goes_on and job.cls != "silent_divergence"
+    holds = {"quiet": paced, "network": job.cls == "network", "selection": id in SELECTION}
     return [getattr(pytest.mark, name) for name, held in holds.items() if held]
 
 

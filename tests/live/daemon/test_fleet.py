@@ -17,8 +17,6 @@ from tests.support.polling import until
 from tests.support.testbeds import ssh
 from tests.support.testbeds.ssh import SshTestbed
 
-pytestmark = pytest.mark.quiet
-
 JOB, BROKEN = "steady.py", 1  # the host that is broken, counted from 0
 
 

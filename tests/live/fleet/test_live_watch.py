@@ -20,8 +20,6 @@ from tests.support.polling import until
 from tests.support.testbeds import ssh
 from tests.support.testbeds.ssh import SshTestbed
 
-pytestmark = pytest.mark.quiet
-
 NAMED_S = 5.0  # a host that is lost is named within
 BACK_S = 30.0  # and is seen again, when it is there again, within
 LOOKS_S = 4.0  # the live watch looks at least so often
@@ -40,6 +38,7 @@ def test_hosts_that_see_one_another_count_each_rank_once() -> None:
         whole(judged(bed, trial, job), {2: "10.77.0.3"})
 
 
+@pytest.mark.quiet
 def test_slow_rank_on_a_remote_host_is_blamed() -> None:
     ssh.require()
     job = mixed_bf16()

@@ -16,7 +16,7 @@ from tests.support.paths import HUNG
 from tests.support.polling import until
 from tests.support.testbeds.slurm import Slurm, require_slurm, slurm_testbed
 
-pytestmark = [pytest.mark.quiet, pytest.mark.slow("Slurm starts, and a stall is recognised twice: 60 s")]
+pytestmark = pytest.mark.slow("Slurm starts, and a stall is recognised twice: 60 s")
 
 UNEVEN = HUNG / "leaves_early.py"  # the last rank has left the loop, and waits in a barrier
 
