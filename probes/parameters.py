@@ -26,6 +26,7 @@ from probes import Observation, Request, Tier
 
 TRAINABLE, FROZEN = 4, 2  # parameters read of a rank
 SAMPLE = 128  # bytes read at the start of a parameter, and as many in its middle
+MAX_NAMED = 8  # parameters that a wrapper has not registered
 SMALLEST = 16  # bytes of a parameter: a smaller one may be equal by chance
 READS, PAUSE_S = 4, 0.001  # in each look: some fall between two steps of the optimizer
 # Without a wrapper, in early looks and in those that search: gradients averaged by hand are equal for a part of each
@@ -49,6 +50,7 @@ class _Known:
     readable: bool = False  # its interpreter was found
     found: Found = field(default_factory=Found)
     chosen: Mapping[str, int] = field(default_factory=dict)  # parameters to read: objects by name
+    unregistered: tuple[str, ...] = ()  # trainable parameters that the wrapper has not registered
 
     @property
     def reads(self) -> int:
@@ -107,7 +109,7 @@ class ParametersProbe:
     def _find(self, process: Process, memory: Memory, stacks: object) -> _Known:
         """The parameters of one process, searched when it is due. Raises Unreadable."""
         known = self._known.setdefault(process, _Known())
-        early = known.looks < _EARLY and not known.found.parameters
+        early = known.looks < _EARLY and not known.found.parameters and not known.found.late
         due = early or known.looks in _SEARCHES or known.looks % _SEARCH_AGAIN == 0
         known.looks += 1
         if not due:
@@ -117,7 +119,12 @@ class ParametersProbe:
         if place is not None:
             found = models.search(memory, place.interpreter, list(_roots(memory, place, stacks)))
             if found.parameters:
-                known.found, known.chosen = found, _choose(found.parameters, locate(memory, found.parameters.values()))
+                contents = locate(memory, found.parameters.values())
+                known.found, known.chosen = found, _choose(found.parameters, contents)
+                added = [name for name, one in found.unregistered.items() if one in contents and contents[one].trainable]
+                known.unregistered = tuple(added[:MAX_NAMED])
+            elif not known.found.parameters:
+                known.found = found
         return known
 
 
@@ -167,6 +174,8 @@ def _obstacle(known: _Known, contents: Mapping[str, Content]) -> str | None:
     """Why the parameters of a model cannot be read; None: they can, or there is no model."""
     if not known.readable:
         return "it is not CPython 3.10 to 3.14, or its memory may not be read; run hangdoc as that user or as root"
+    if known.found.late:
+        return "the search for its models took too long"
     if not known.found.parameters or known.found.sharded:
         return None
     if not known.chosen:
@@ -247,6 +256,7 @@ def _record(
         known.found.wrapper,
         known.found.group,
         known.found.sharded,
+        known.unregistered,
     )
 
 

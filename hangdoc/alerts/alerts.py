@@ -114,8 +114,14 @@ class Alerts:
                 self._announce("resolved", incident)
 
     def step(self, now: float | None = None) -> None:
-        """A round was finished: feeds the heartbeats, and forgets old incidents. `now`: seconds since the epoch."""
+        """A round was finished: feeds the heartbeats, writes what a full disk did not take, and forgets old incidents.
+
+        `now`: seconds since the epoch.
+        """
         now = time.time() if now is None else now
+        self._ledger.save()
+        for courier in self._couriers:
+            courier.save()
         for beat in self._beats:
             beat.feed()
         for one in self._ledger:
@@ -258,6 +264,11 @@ class _Courier(_Worker):
         with self._condition:
             self._queue.put(announced)
             self._condition.notify()
+
+    def save(self) -> None:
+        """Write to disk what waits in memory only."""
+        with self._condition:
+            self._queue.save()
 
     def run(self) -> None:
         while (work := self._next()) is not None:

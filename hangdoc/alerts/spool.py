@@ -93,13 +93,16 @@ class Queue:
         self._sizes.pop(key, None)
         while self._sizes and (len(self) >= MAX_ENTRIES or sum(self._sizes.values()) + len(content) > MAX_BYTES):
             self._drop()
-        try:
-            with open_folder(self.folder, make=True):
-                replace_file(self._path(key), content)
-            self._unsaved.pop(key, None)
-        except OSError:
-            self._unsaved[key] = announced
         self._sizes[key] = len(content)
+        self._unsaved[key] = announced
+        self.save()
+
+    def save(self) -> None:
+        """Write what waits in memory, as far as the disk takes it. Never raises OSError."""
+        with suppress(OSError):
+            for key, announced in tuple(self._unsaved.items()):
+                _write(self._path(key), announced)
+                del self._unsaved[key]
 
     def get(self, key: tuple[str, int]) -> Announced | None:
         """A waiting alert; None: its file is gone or damaged, and so is the entry."""
@@ -134,6 +137,7 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._found: dict[str, Announced] = {}
+        self._unsaved: set[str] = set()  # incidents that the disk did not take
         for name, _ in _files(folder, _ANNOUNCED):
             if (one := _read(folder / name)) is not None:
                 self._found[one.alert.incident] = one
@@ -148,14 +152,22 @@ class Ledger:
         """Never raises OSError: without a disk, it lasts as long as this process."""
         self._found.pop(announced.alert.incident, None)
         self._found[announced.alert.incident] = announced
-        with suppress(OSError), open_folder(self.folder, make=True):
-            replace_file(self._path(announced), msgspec.json.encode(announced))
+        self._unsaved.add(announced.alert.incident)
+        self.save()
         while len(self._found) > MAX_ANNOUNCED:
             oldest = next((one for one in self if one.is_over), next(iter(self)))
             self.remove(oldest)
 
+    def save(self) -> None:
+        """Write what is in memory only, as far as the disk takes it. Never raises OSError."""
+        with suppress(OSError):
+            for incident in tuple(self._unsaved):
+                _write(self._path(self._found[incident]), self._found[incident])
+                self._unsaved.remove(incident)
+
     def remove(self, announced: Announced) -> None:
         self._found.pop(announced.alert.incident, None)
+        self._unsaved.discard(announced.alert.incident)
         _remove(self._path(announced))
 
     def _path(self, announced: Announced) -> Path:
@@ -193,6 +205,12 @@ def _read(path: Path) -> Announced | None:
         return msgspec.json.decode(read_file(path, MAX_FILE), type=Announced)
     except (OSError, msgspec.DecodeError, RecursionError):
         return None
+
+
+def _write(path: Path, announced: Announced) -> None:
+    """Raises OSError."""
+    with open_folder(path.parent, make=True):
+        replace_file(path, msgspec.json.encode(announced))
 
 
 def _remove(path: Path) -> None:

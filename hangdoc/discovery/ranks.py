@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from hangdoc.discovery.dead_ranks import mass_absences, missing_ranks, missing_ranks_of
@@ -32,11 +32,16 @@ class Discovery:
     starting: tuple[int, ...] = ()  # given PIDs that may still start ranks: launchers, with `below` any process
 
 
-def discover(pids: Sequence[int] | None = None, below: bool = False) -> Discovery:
+def discover(
+    pids: Sequence[int] | None = None, below: bool = False, joins: Callable[[int], bool] = lambda pid: False
+) -> Discovery:
     """All training ranks of this host, or those of `pids`: ranks, or launchers in place of their ranks.
 
     A PID of a Python process without any sign of a rank is a target too, with unknown rank; not with `below`, which
     asks for ranks among these processes and their descendants.
+
+    `joins`: whether a process does nothing but wait for the processes that it has started. What those of `pids` started
+    are ranks, even before they meet.
 
     A rank number that the environment does not show is deduced from the launch, or stays None. Processes created by
     multiprocessing are numbered in order of creation (torch.multiprocessing.spawn passes that number), if the store's
@@ -54,7 +59,9 @@ def discover(pids: Sequence[int] | None = None, below: bool = False) -> Discover
     refused: list[Unseen] = []
     starting: list[int] = []
     for pid in dict.fromkeys(pids):
-        meant, why = (_below(pid, members, table), None) if below else _resolve_pid(pid, members, table, hidden)
+        meant, why = _below(pid, members, table) or _joined(pid, table, joins), None
+        if not meant and not below:
+            meant, why = _resolve_pid(pid, members, table, hidden)
         chosen.update((member.pid, member) for member in meant)
         if (
             not meant
@@ -293,10 +300,7 @@ def _doubts(members: Iterable[Member], targets: Sequence[Target], hidden: str | 
 
 
 def _resolve_pid(pid: int, members: list[Member], table: Table, hidden: str | None) -> tuple[list[Member], str | None]:
-    """The ranks that a given PID stands for, or why there are none."""
-    meant = _below(pid, members, table)
-    if meant:
-        return meant, None
+    """What a given PID stands for that has no ranks below it, or why that is nothing."""
     proc = table.procs.get(pid)
     if proc is None:
         stat = procfs.stat(pid)
@@ -324,6 +328,17 @@ def _resolve_pid(pid: int, members: list[Member], table: Table, hidden: str | No
 def _below(pid: int, members: list[Member], table: Table) -> list[Member]:
     """The ranks among a process and its descendants."""
     return [member for member in members if member.pid == pid or pid in table.ancestors(member.pid)]
+
+
+def _joined(pid: int, table: Table, joins: Callable[[int], bool]) -> list[Member]:
+    """The processes that one at or below `pid` has started by multiprocessing and waits for, if there are several."""
+    if pid not in table.procs:
+        return []
+    for parent in (pid, *table.descendants(pid)):
+        made = [kid for kid in table.children(parent) if table.is_fork(kid) and table.loads_framework(kid)]
+        if len(made) > 1 and table.is_python(parent) and joins(parent):
+            return _multiprocessing(made, table)
+    return []
 
 
 def _why_none(table: Table, hidden: str | None) -> Unseen:

@@ -33,6 +33,7 @@ class Parameters(Record, frozen=True):
     wrapper: str | None = None  # class that keeps replicas equal: DistributedDataParallel
     group: int | None = None  # address of the wrapper's process group
     sharded: str | None = None  # class that splits parameters over ranks: FullyShardedDataParallel, DTensor
+    unregistered: tuple[str, ...] = ()  # trainable ones that the wrapper has not registered: "model.module.head.weight"
 
 
 class ReplicatedModel(Record, frozen=True):

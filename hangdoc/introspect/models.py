@@ -16,11 +16,13 @@ from hangdoc.introspect.interpreter import Interpreter
 from hangdoc.introspect.memory import Memory
 from hangdoc.introspect.objects import HEAP_TYPE, Objects, Type, references_of
 
-CPU_S = 0.1  # of one search; it takes 0.006 for a model in a variable, 0.03 for one in an object
+CPU_S = 0.3  # of one search; it takes 0.006 for a model in a variable, 0.03 for one in an object, on a slow core 0.1
 _MODULES = 256  # followed in one search
+_REGISTERED = 1 << 16  # parameters of one wrapper
 _CHILDREN = 8  # followed of one container: of many equal layers, the first, the last and some between
 _NAME = 64  # characters of an attribute or class
 _PLAIN = re.compile(r"\w+")
+_SET_USED = 24  # PySetObject.used, CPython 3.10 to 3.14
 _ROOTS = 4  # models of a process
 _HOLDERS = 48  # objects searched for a model, in each of _HOPS
 _HOPS = 2  # from a variable to a model: trainer.strategy.model
@@ -39,6 +41,8 @@ class Found:
     wrapper: str | None = None
     group: int | None = None  # address of the wrapper's process group
     sharded: str | None = None
+    unregistered: dict[str, int] = field(default_factory=dict)  # parameters that the wrapper has not registered
+    late: bool = False  # the search was cut off: nothing else is known
 
 
 class _Late(Exception):
@@ -55,7 +59,7 @@ def search(memory: Memory, interpreter: Interpreter, roots: Sequence[tuple[str, 
         for name, address, kind in walk.models(roots):
             walk.follow(name, address, kind)
     except _Late:
-        return Found()
+        return Found(late=True)
     return walk.found
 
 
@@ -97,12 +101,15 @@ class _Walk:
         if root in self.seen or self.models_found >= _ROOTS:
             return
         found: dict[Place, tuple[str, int]] = {}
+        registered: frozenset[int] = frozenset()
         level: dict[int, tuple[Place, str, Type]] = {root: ((), name, kind)}
         while level:
             self._check()
             self.seen.update(level)
             kinds = {module: kind for module, (_, _, kind) in level.items()}
             attributes = self._attributes(kinds)
+            if kind.name in WRAPPERS and root in attributes:
+                registered = self._registered(attributes[root])
             for module, kind in kinds.items():
                 self._note(kind, attributes.get(module, {}))
             held = {m: (some.get("_parameters", 0), some.get("_modules", 0)) for m, some in attributes.items()}
@@ -126,6 +133,18 @@ class _Walk:
         self.models_found += bool(found)
         for place in sorted(found):
             self.found.parameters.setdefault(*found[place])
+        if registered:
+            self.found.unregistered |= {name: one for name, one in found.values() if one not in registered}
+
+    def _registered(self, attributes: Mapping[str, int]) -> frozenset[int]:
+        """The parameters that a DistributedDataParallel reduces, as it was made with them; none where it ignores some.
+
+        torch/nn/parallel/distributed.py (2.13): `_module_parameters` is filled by __init__ and never again.
+        """
+        ignored, listed = attributes.get("parameters_to_ignore"), attributes.get("_module_parameters")
+        if not ignored or not listed or self.memory.words(ignored + _SET_USED, 1)[0]:
+            return frozenset()
+        return frozenset(self.objects.items(listed, _REGISTERED))
 
     def _attributes(self, kinds: Mapping[int, Type]) -> dict[int, dict[str, int]]:
         """Attributes by name."""

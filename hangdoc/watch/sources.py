@@ -14,6 +14,7 @@ from hangdoc.analysis import Key
 from hangdoc.discovery.dead_ranks import match_zombies
 from hangdoc.discovery.ranks import Discovery, discover, same_process
 from hangdoc.evidence import Snapshot, Target, Unseen
+from hangdoc.introspect.joining import joins_children
 from hangdoc.redaction.records import masked
 from hangdoc.system import procfs
 from hangdoc.watch.sampler import Sampler
@@ -63,7 +64,7 @@ class LocalSource:
 
     def find(self) -> LocalSource:
         """Look for the ranks; there may be none."""
-        found = masked(discover(self.pids or None, self.below))
+        found = self._discover()
         self.sampler.targets = tuple(filter(self._ours, _all(found)))
         self.problems, self.doubts, self.starting = found.problems, found.doubts, found.starting
         return self
@@ -82,15 +83,19 @@ class LocalSource:
     def rediscover(self) -> None:
         """New ranks appear with a restart or another job."""
         known = {(t.pid, t.start_ticks) for t in self.targets}
-        discovery = masked(discover(self.pids or None, self.below))
+        discovery = self._discover()
         found, self.doubts = tuple(filter(self._ours, discovery.targets)), discovery.doubts
         fresh = [t for t in found if (t.pid, t.start_ticks) not in known]
         if fresh:
             here = {(t.job, t.rank) for t in fresh}
             kept = [t for t in self.targets if t.pid > 0 or (t.job, t.rank) not in here]
             agents = {t.pid for t in found if t.role == "agent"}  # a launcher with ranks no longer waits
-            kept = [t for t in kept if t.role == "rank" or t.pid in agents]
+            parents = {t.launcher_pid for t in fresh}  # one was looked at before it had started any
+            kept = [t for t in kept if (t.role == "rank" and t.pid not in parents) or t.pid in agents]
             self.sampler.targets = (*_remembered(kept, fresh), *fresh)
+
+    def _discover(self) -> Discovery:
+        return masked(discover(self.pids or None, self.below, joins_children))
 
     def _ours(self, target: Target) -> bool:
         """True unless the rank belongs to another Slurm job, opted out, or is not admitted."""

@@ -49,6 +49,7 @@ CLOCK_STEPS = ("+0", "+3600", "-120", "-5400", "+2")  # s off, one after the oth
 STEP_EVERY_S = 61.0
 SETTLE_S = 15.0  # after the last alert: an alert too many would come now
 LEFT = 30  # descriptors and threads without a job
+CPU_PERCENT = 10  # the default budget is for 8 ranks that stay, and makes looks rarer where jobs come and go
 KILL_EVERY_S = 97.0  # kill -9 of the daemon,
 FULL_EVERY_S, FULL_S = 90.0, 30.0  # while the disk, that fills up now and then,
 ROOM_S = 10.0  # has had room for so long: what never got on a disk is not there after a kill
@@ -109,7 +110,7 @@ def reuse_pids() -> None:
 def soak(seconds: float, disk: Path, sources: Path) -> list[tuple[str, str, str, str]]:
     """What the run came to, beside the limits."""
     receiver, chance = Receiver(FAILS), random.Random(18)
-    config = f'[alerts.webhook]\nurl = "{receiver.url}"\n[metrics]\nport = 0\n'
+    config = f'[alerts.webhook]\nurl = "{receiver.url}"\n[metrics]\nport = 0\n[budget]\ncpu_percent = {CPU_PERCENT}\n'
     running: list[Run] = []
     finished: list[Run] = []
     footprints: list[Footprint] = []

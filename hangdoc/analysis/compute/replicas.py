@@ -32,6 +32,7 @@ class ReplicaFacts:
     states: int = 0  # counts of changes at which its parameters differed from those of a rank that it is apart from
     drift: int = 0  # changes by which it ran ahead of or fell behind such a rank
     nonfinite: str | None = None  # what a parameter holds now: "model.module.head.weight holds nan"
+    unregistered: tuple[str, ...] = ()  # trainable parameters that the wrapper does not reduce: added after it was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def _own(record: object) -> ReplicaFacts:
     if not isinstance(record, Parameters):
         return ReplicaFacts()
     bad = next((f"{one.name} holds {one.nonfinite}" for one in record.parameters if one.nonfinite), None)
-    return ReplicaFacts(wrapper=record.wrapper, nonfinite=bad)
+    return ReplicaFacts(wrapper=record.wrapper, nonfinite=bad, unregistered=record.unregistered)
 
 
 def _cohorts(case: Case) -> dict[tuple[str, ...], list[Key]]:

@@ -2,8 +2,8 @@
 
 A thread that sleeps in the kernel does not need the GIL. If it holds the GIL, asleep at the same line in look after
 look, it blocks all other threads of its process for nothing. A thread that spins with the GIL may be in a long
-computation of an ordinary library. It must therefore spin for longer, and its native frames must not show such a
-library. The regular-expression engine is the exception: if it runs for that long, its pattern backtracks
+computation of an ordinary library. It must therefore spin for longer, its native frames must not show such a library,
+and no variable may change: a loop in Python is no native code. The regular-expression engine is the exception: if it runs for that long, its pattern backtracks
 catastrophically.
 """
 
@@ -65,7 +65,7 @@ def _facts(case: Case, key: Key) -> GilFacts:
     looks = [(at, seen) for at, seen in case.series(key, "stacks") if isinstance(seen, Stacks) and seen.threads]
     since = looks[-1][0]
     for count, (at, before) in enumerate(reversed(looks)):
-        if not any(s.holds_gil and s.tid == owner.tid and _lines(s) == _lines(owner) for s in before.threads):
+        if not any(s.holds_gil and s.tid == owner.tid and _is_as_before(s, owner) for s in before.threads):
             break
         since, kept = at, count + 1
     seconds = looks[-1][0] - since
@@ -99,6 +99,15 @@ def _facts(case: Case, key: Key) -> GilFacts:
         native=" <- ".join(_format_frame(frame) for frame in native[:5]) or None,
         confirmed=confirmed,
         regex=regex if native else None,
+    )
+
+
+def _is_as_before(before: Stack, now: Stack) -> bool:
+    """True if the thread stands at the same line, and no variable has another value: Python does not run there."""
+    return _lines(before) == _lines(now) and all(
+        old.variables is None or new.variables is None or old.variables == new.variables
+        for old, new in zip(before.frames, now.frames, strict=False)
+        if not (old.native or new.native)
     )
 
 

@@ -340,6 +340,26 @@ def test_a_full_disk_costs_no_alert(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         until(lambda: alerts.waiting["webhook"] == 0)
 
 
+def test_what_a_full_disk_did_not_take_is_written_once_it_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that is killed after that loses nothing."""
+
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with closing(Alerts(webhook(NOWHERE), tmp_path, backoff=Backoff(60, 60))) as alerts:
+        with monkeypatch.context() as patch:
+            patch.setattr("hangdoc.alerts.spool.replace_file", full)
+            send(alerts, *life())
+            alerts.step()
+            assert not waiting_files(tmp_path)
+        alerts.step()
+        assert len(waiting_files(tmp_path)) == len(life())
+        with receiver() as there, closing(Alerts(webhook(there.url), tmp_path, backoff=QUICK)):
+            until(lambda: len(there.taken) == len(life()))
+
+
 def test_the_queue_is_bounded_and_keeps_the_newest_of_each_incident(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
