@@ -15,6 +15,7 @@ from hangdoc.postmortem.readers._cleaning import TextLine, clean_lines, decode
 from hangdoc.postmortem.readers._headless import with_headings
 from hangdoc.postmortem.readers._input_file import HEAD_BYTES, Source
 from hangdoc.postmortem.readers._logs.scan import CHUNK, Anchors, AnchorSearch
+from hangdoc.postmortem.readers._placement import Placement, placement_of
 from hangdoc.postmortem.readers._unwrapping import unwrapped
 
 MAX_CLEANED = 4 * 2**20  # bytes; longer texts are programs' output, which nobody pasted
@@ -41,6 +42,11 @@ class TextSource(Source):
     def drop_head(self) -> None:
         """Nothing is cached."""
 
+    @cached_property
+    def placement(self) -> Placement:
+        """Where the text says that the ranks run."""
+        return placement_of(self.content.decode("utf-8", "replace"))
+
     def line_number(self, line: int) -> int:
         """The number in the file of a line of the text; both from 1."""
         return self.numbers[line - 1] if 0 < line <= len(self.numbers) else line
@@ -53,6 +59,11 @@ class TextSource(Source):
 @dataclass(frozen=True)
 class PlainSource(Source):
     """A text that needs no cleaning, or is too long for it."""
+
+
+def placement_in(source: Source) -> Placement:
+    """Where a text says that the ranks run; nothing for long ones, which are logs and have prefixes."""
+    return source.placement if isinstance(source, TextSource) else Placement()
 
 
 def text_source(source: Source, context: ReadContext) -> Source:

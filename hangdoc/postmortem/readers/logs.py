@@ -73,7 +73,8 @@ class LogReader:
             if count >= (most := _most_matches(anchor)):
                 context.warn(f"{source.name}: many lines with `{anchor}`; only the first {most} were read")
         yield from collector.pieces(summary)
-        if found_figures := read_figures(summary.tail, summary.lines, style, source.name):
+        placement = source.placement if isinstance(source, TextSource) else None
+        if found_figures := read_figures(summary.tail, summary.lines, style, source.name, placement):
             yield Piece(ProcessRef(), "figures", found_figures)
 
 
