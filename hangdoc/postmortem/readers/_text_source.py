@@ -16,6 +16,7 @@ from hangdoc.postmortem.readers._headless import with_headings
 from hangdoc.postmortem.readers._input_file import HEAD_BYTES, Source
 from hangdoc.postmortem.readers._logs.scan import CHUNK, Anchors, AnchorSearch
 from hangdoc.postmortem.readers._placement import Placement, placement_of
+from hangdoc.postmortem.readers._rank_sections import with_ranks
 from hangdoc.postmortem.readers._unwrapping import unwrapped
 
 MAX_CLEANED = 4 * 2**20  # bytes; longer texts are programs' output, which nobody pasted
@@ -96,7 +97,7 @@ def _is_clean(sample: bytes) -> bool:
 
 def cleaned(text: str) -> list[TextLine]:
     """The lines of a text as readers expect them."""
-    return with_headings(unwrapped(clean_lines(text)))
+    return with_headings(with_ranks(unwrapped(clean_lines(text))))
 
 
 def is_text(head: bytes) -> bool:

@@ -46,7 +46,7 @@ class LogReader:
         style = prefix_style(source.head_text, _modified_at(source.path))
         collector = LogCollector(source, style, crashes="faulthandler dump" not in context.taken)
         if isinstance(source, TextSource):
-            collector.hosts = HostContext(source.content)
+            collector.hosts, collector.placement = HostContext(source.content), source.placement
         with source.open() as file:
             packed = isinstance(source, TextSource) or source.head[:64] != _raw_head(source.path)
             progress = (lambda count: None) if packed else context.progress

@@ -30,6 +30,7 @@ from hangdoc.postmortem.readers._logs.tracebacks import (
     watchdog_stack,
 )
 from hangdoc.postmortem.readers._owner_hints import OF_HOST, HostContext, host_in_front
+from hangdoc.postmortem.readers._placement import Placement
 from hangdoc.postmortem.readers.faulthandler import faulthandler_dumps
 from hangdoc.redaction.text import redact, redact_identifier, redact_text
 
@@ -37,7 +38,7 @@ MAX_ORIGINS = 20_000
 # Kinds about a host, beside OF_HOST.
 HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait", "port_in_use"})
 _LOGIN = re.compile(rb"(?<![\w.@-])[\w.-]{1,32}@([\w-]{1,63})(?=[ :])")  # of a prompt
-OF_GPU = frozenset({"xid", "gpu_lost"})  # kinds whose line names a GPU by its PCI address
+OF_GPU = frozenset({"xid", "gpu_lost", "gpu_hardware"})  # kinds whose line names a GPU by its PCI address
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
 FATAL = "Fatal Python error"
 MAX_CHAIN = 600  # lines of a chain of tracebacks
@@ -116,6 +117,7 @@ class LogCollector:
         self.origins = OriginResolver(self.path_origin, source.head_text, style)
         self.run = self.path_origin.process.run
         self.hosts = HostContext()  # of a pasted text
+        self.placement = Placement()  # the same
         self.text_line = 0  # of the line that is added, in that text
         self.events: dict[tuple[int, LineOrigin], _OriginEvents] = defaultdict(_OriginEvents)
         self.ends: list[tuple[int, LineOrigin, End]] = []
@@ -143,8 +145,8 @@ class LogCollector:
         if kind in ("nccl_rank", "ray_worker"):
             self._set_world_size(fields.get("size"))
             return
-        if kind in OF_GPU and line.rank is None and "gpu" in fields:
-            origin = replace(origin, gpu=pci_address(fields["gpu"]))
+        if kind in OF_GPU and line.rank is None and "gpu" in fields and (gpu := pci_address(fields["gpu"])) is not None:
+            origin = replace(origin, gpu=gpu, rank=self.placement.rank_of_gpu(line.host, fields["gpu"]))
         if kind in OF_LAUNCHER and line.rank is None:
             origin = replace(origin, launcher=True, pid=None)
             fields |= {"host": fields["own_host"]} if "own_host" in fields else {}
