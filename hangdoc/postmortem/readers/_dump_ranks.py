@@ -15,7 +15,7 @@ from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, ranks_in_order
 from hangdoc.postmortem.readers._pasted_text import ParserFactory, parse_channels
-from hangdoc.postmortem.readers._placement import Placement
+from hangdoc.postmortem.readers._placement.placement import Placement
 from hangdoc.postmortem.readers._text_source import placement_in
 from hangdoc.postmortem.readers._torchrun import process_of
 

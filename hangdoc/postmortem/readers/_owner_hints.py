@@ -100,6 +100,11 @@ _ELSEWHERE = re.compile(
     r"(?:sudo )?(?:pdsh|clush|pssh|parallel-ssh|srun|mpirun|mpiexec|ansible|kubectl|docker|podman|salt)\b"
 )
 _SSH = re.compile(rf"(?:sudo )?ssh (?:-\w+ (?:[\w=]{{1,40}} )?){{0,4}}(?:[\w.-]{{1,32}}@)?({NAME})\b")
+_ON_ONE = re.compile(  # a command that runs in one pod, or on one host
+    rf"(?:sudo )?(?:kubectl (?:-n \S{{1,60}} )?exec (?:-\w{{1,2}} |-[nc] \S{{1,60}} ){{0,4}}(?:pod/)?({NAME}) "
+    rf"(?:-c \S{{1,60}} )?--|(?:srun|pdsh|clush) (?:-[\w-]{{1,20}}(?:[ =]\w{{1,12}})? ){{0,5}}"
+    rf"(?:-w|--nodelist)[ =]?({NAME})) "
+)
 _NO_HOST = re.compile(  # names with digits that are no hosts
     r"(?:rank|gpu|cuda|device|dev|worker|pid|proc|step|epoch|iter|iteration|line|task|job|default|local|mlx\d|mlx"
     r"|ib|bond"
@@ -184,6 +189,8 @@ def prompt_of(text: str) -> Prompt | None:
         return None
     if ssh := _SSH.match(command):
         return Prompt(ssh[1], True, ssh[1], command)
+    if one := _ON_ONE.match(command):
+        return Prompt(one[1] or one[2], True, one[1] or one[2], command)
     if _ELSEWHERE.match(command):
         return Prompt(None, True, None, command)
     host = name if name and as_rank(name) is None and name != "localhost" else None

@@ -15,6 +15,7 @@ from hangdoc.postmortem.readers._owner_hints import OwnerHints, prompt_of
 
 MAX_HEADING = 120  # characters
 MAX_SECTION = 5_000  # lines
+MAX_SEARCHED = 400  # characters of a line
 
 _NAMES_RANK = re.compile(r"\brank", re.IGNORECASE)
 _DECORATED = re.compile(r"\s*(?:[=\-#*~+>]{2,}|#{1,6} |\[)\s*\S.{0,200}")
@@ -32,7 +33,7 @@ _LOGGED = re.compile(
     r"Traceback \(most recent call last\)|\w(?:Error|Exception)\b|\bNCCL\b|\[[EWI]\d{3,4} |\d\d:\d\d:\d\d"
     r"|\b(?:step|iter(?:ation)?|epoch)\b\W{0,4}\d|\bloss\b|Killed|Segmentation fault"
 )
-_OWNED = re.compile(r"\s{0,8}(?:\[(?:rank|RANK |Rank )?\d{1,6}\]|\[default\d|\d{1,6}: |(?:global )?rank[ _-]?\d)", re.IGNORECASE)
+_OWNED = re.compile(r"\s{0,8}(?:\[(?:rank ?)?\d{1,6}\]|\[default\d|\d{1,6}: |(?:global )?rank[ _-]?\d)", re.IGNORECASE)
 _PROSE = re.compile(r"[A-Za-z][A-Za-z']*(?:,? [A-Za-z'()-]+){4,}[^\[\]=|]{0,200}")
 
 
@@ -47,13 +48,20 @@ def with_ranks(lines: Sequence[TextLine]) -> list[TextLine]:
         if (rank := _rank_of_heading(line.text)) is None:
             continue
         end = _end(lines, at, decorated=_DECORATED.match(line.text) is not None)
-        section = lines[at:end]
-        own = any(_LOGGED.search(one.text[:400]) for one in section) and not any(
-            _STACK.search(one.text[:400]) or _OWNED.match(one.text[:40]) for one in section
-        )
-        found += [replace(one, text=f"[rank{rank}]: {one.text}") if own and one.text.strip() else one for one in section]
+        own = _is_output(lines[at:end])
+        found += [_of_rank(rank, one) if own and one.text.strip() else one for one in lines[at:end]]
         at = end
     return found
+
+
+def _is_output(section: Sequence[TextLine]) -> bool:
+    """True for output that names no rank itself, and has no stack."""
+    texts = [one.text[:MAX_SEARCHED] for one in section]
+    return any(map(_LOGGED.search, texts)) and not any(_STACK.search(text) or _OWNED.match(text) for text in texts)
+
+
+def _of_rank(rank: int, line: TextLine) -> TextLine:
+    return replace(line, text=f"[rank{rank}]: {line.text}")
 
 
 def _rank_of_heading(text: str) -> int | None:
@@ -76,7 +84,7 @@ def _end(lines: Sequence[TextLine], start: int, decorated: bool) -> int:
         blank = at > start and not lines[at - 1].text.strip()
         if not text.strip():
             continue
-        if blank and (not decorated or _PROSE.fullmatch(text)):
+        if blank and (not decorated or _PROSE.fullmatch(text[:MAX_SEARCHED])):
             return at
         if _TITLE.fullmatch(text) or _rank_of_heading(text) is not None or prompt_of(text):
             return at

@@ -15,7 +15,7 @@ from hangdoc.postmortem.readers._cleaning import TextLine, clean_lines, decode
 from hangdoc.postmortem.readers._headless import with_headings
 from hangdoc.postmortem.readers._input_file import HEAD_BYTES, Source
 from hangdoc.postmortem.readers._logs.scan import CHUNK, Anchors, AnchorSearch
-from hangdoc.postmortem.readers._placement import Placement, placement_of
+from hangdoc.postmortem.readers._placement.placement import Placement, placement_of
 from hangdoc.postmortem.readers._rank_sections import with_ranks
 from hangdoc.postmortem.readers._unwrapping import unwrapped
 

@@ -30,7 +30,7 @@ from hangdoc.postmortem.readers._logs.tracebacks import (
     watchdog_stack,
 )
 from hangdoc.postmortem.readers._owner_hints import OF_HOST, HostContext, host_in_front
-from hangdoc.postmortem.readers._placement import Placement
+from hangdoc.postmortem.readers._placement.placement import Placement
 from hangdoc.postmortem.readers.faulthandler import faulthandler_dumps
 from hangdoc.redaction.text import redact, redact_identifier, redact_text
 
@@ -38,6 +38,7 @@ MAX_ORIGINS = 20_000
 # Kinds about a host, beside OF_HOST.
 HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait", "port_in_use"})
 _LOGIN = re.compile(rb"(?<![\w.@-])[\w.-]{1,32}@([\w-]{1,63})(?=[ :])")  # of a prompt
+OF_PORT = frozenset({"ib_event", "port_event"})  # kinds about a network port, which all ranks of a host share
 OF_GPU = frozenset({"xid", "gpu_lost", "gpu_hardware"})  # kinds whose line names a GPU by its PCI address
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
 FATAL = "Fatal Python error"
@@ -147,6 +148,8 @@ class LogCollector:
             return
         if kind in OF_GPU and line.rank is None and "gpu" in fields and (gpu := pci_address(fields["gpu"])) is not None:
             origin = replace(origin, gpu=gpu, rank=self.placement.rank_of_gpu(line.host, fields["gpu"]))
+        if kind in OF_PORT and line.rank is None and line.host:
+            origin = LineOrigin(host=line.host)  # any rank of the host may report it
         if kind in OF_LAUNCHER and line.rank is None:
             origin = replace(origin, launcher=True, pid=None)
             fields |= {"host": fields["own_host"]} if "own_host" in fields else {}

@@ -25,7 +25,7 @@ from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
 from hangdoc.postmortem.readers._logs.profiles import Profiles
 from hangdoc.postmortem.readers._logs.rank_reports import RankReports
 from hangdoc.postmortem.readers._owner_hints import NAME, HostContext, is_host_name, listed_numbers
-from hangdoc.postmortem.readers._placement import Placement, placement_of
+from hangdoc.postmortem.readers._placement.placement import Placement, placement_of
 from hangdoc.redaction.text import redact
 
 FILE = Path(__file__).parent / "figure_kinds.yaml"

@@ -1,7 +1,7 @@
 """The layout of a job that launchers make: so many ranks on each node, node after node.
 
-torchrun gives node k the ranks k*n to k*n+n-1 (torch/distributed/elastic/agent/server/api.py, `_assign_worker_ranks`);
-accelerate, DeepSpeed and `mpirun --map-by slot` do the same. A host file lists `HOST slots=N` in the order of the ranks.
+torchrun gives node k the ranks k*n to k*n+n-1 (`_assign_worker_ranks` in its agent/server/api.py); accelerate,
+DeepSpeed and `mpirun --map-by slot` do the same. A host file lists `HOST slots=N` in the order of the ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ MAX_LINE = 600  # characters
 MAX_PER_NODE = 1024
 _UNIT = r"(?:gpus?|ranks?|proc(?:s|ess(?:es)?)?|workers?|tasks?|gcds?|devices?|accelerators?)"
 _PER_NODE = re.compile(
-    rf"--?n(?:um)?[_-]?proc(?:s|esses)?[_-]per[_-](?:node|machine)[= ](\d{{1,4}})|--(?:ntasks|gpus)-per-node[= ](\d{{1,4}})"
+    rf"--?n(?:um)?[_-]?proc(?:s|esses)?[_-]per[_-](?:node|machine)[= ](\d{{1,4}})"
+    rf"|--(?:ntasks|gpus)-per-node[= ](\d{{1,4}})"
     rf"|(?<![\w.])(\d{{1,4}}) ?(?:x )?{_UNIT} ?(?:per|a|each|/|on each|on every) ?(?:node|host|machine|box|server)\b"
     rf"|(?<![\w.])(?:\d{{1,4}}) (?:nodes|hosts|machines|boxes|servers) ?(?:x|\*|\u00d7|with|of) ?(\d{{1,4}})(?![\w.])"
     r"|\bNPROC_PER_NODE[= ](\d{1,4})|\bLOCAL_WORLD_SIZE[= ](\d{1,4})",
@@ -27,7 +28,9 @@ _PER_NODE = re.compile(
 )
 _SLOTS = re.compile(rf"\W{{0,4}}({NAME})\s{{1,20}}slots ?= ?(\d{{1,4}})\s*(?:max_slots=\d{{1,4}})?\s*")
 _BY_SLOT = re.compile(r"\b(?:mpirun|mpiexec|orterun|deepspeed|horovodrun|hostfile)\b", re.IGNORECASE)
-_OTHER_ORDER = re.compile(r"--?map-by[ =]?(?:ppr:1:)?node|--?bynode|--?rankfile|--include|--exclude|cyclic", re.IGNORECASE)
+_OTHER_ORDER = re.compile(
+    r"--?map-by[ =]?(?:ppr:1:)?node|--?bynode|--?rankfile|--include|--exclude|cyclic", re.IGNORECASE
+)
 
 
 @dataclass(slots=True)

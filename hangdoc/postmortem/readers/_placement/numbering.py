@@ -37,7 +37,8 @@ def _statements(thing: str) -> re.Pattern[str]:
     return re.compile(
         rf"(?<![a-z]){rank} ?{_SAME} ?(?:(?:the|its|their|to) ){{0,2}}(?:pod |local |cuda )?{either}\b(?! ?[:=#]?\d)"
         rf"|\b{either} ?{_SAME} ?(?:(?:the|its|their|to) ){{0,2}}(?:global |local[ _-]?)?{rank}\b(?! ?[:=#]?\d)"
-        rf"|\b{thing} of (?:its|their|the) (?:own )?local[ _-]?rank\b|\blocal[ _-]?rank (?:picks|selects|chooses|sets) (?:the )?{thing}\b"
+        rf"|\b{thing} of (?:its|their|the) (?:own )?local[ _-]?rank\b"
+        rf"|\blocal[ _-]?rank (?:picks|selects|chooses|sets) (?:the )?{thing}\b"
         rf"|(?<![a-z])(?:ranks?|process|worker) (?P<one>[a-z])\b.{{0,24}}?\b{thing}[ :_-]{{0,2}}(?P=one)\b"
         rf"|\b{thing}[ :_-]{{0,2}}(?P<other>[a-z])\b.{{0,24}}?\b(?:ranks?|process|worker) (?P=other)\b"
         rf"|\b(?:one|1|a(?: single)?) (?:rank|process|proc|task|worker) (?:per|for each|on each|for every|on every)"

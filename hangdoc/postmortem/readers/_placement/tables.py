@@ -19,7 +19,7 @@ _COLUMNS = {
 }  # fmt: skip
 _NEEDED = frozenset({"host", "pid", "gpu", "local"})
 _SPLIT = re.compile(r"\s*(?:->|=>|\u2192|\||\t|,|=|:(?=\s|$)|\s{2,})\s*")
-_NAME = re.compile(NAME)
+_NAME, _NUMBER = re.compile(NAME), re.compile(r"\d{1,9}")
 
 
 def _cells(text: str, wide: bool) -> list[str]:
@@ -47,7 +47,12 @@ class PlacementTable:
         for wide in (False, True):
             names = [_COLUMNS.get(cell.lower(), "") for cell in _cells(text, wide)]
             known = [name for name in names if name]
-            if "rank" in known and _NEEDED & set(known) and len(known) == len(set(known)) and 3 * len(known) >= len(names):
+            if (
+                "rank" in known
+                and _NEEDED & set(known)
+                and len(known) == len(set(known))
+                and 3 * len(known) >= len(names)
+            ):
                 if any(re.search(r"\d", cell) for cell in _cells(text, wide)):
                     continue
                 self._columns, self._wide = names, wide
@@ -76,7 +81,6 @@ def _typed(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """The cells of known columns that hold what their head says."""
     for name, cell in pairs:
         value = re.sub(r"^(?:rank|cuda:|gpu ?|pid )", "", cell, flags=re.IGNORECASE).strip(" :|")
-        if name == "host" and _NAME.fullmatch(value):
-            yield name, value
-        elif name and name != "host" and re.fullmatch(r"\d{1,9}", value):
+        form = _NAME if name == "host" else _NUMBER
+        if name and form.fullmatch(value):
             yield name, value
