@@ -42,7 +42,7 @@ _FILLER_WORDS = re.compile(
     r"\b(?:stacks?|stacktraces?|traces?|tracebacks?|backtraces?|bt|dumps?|of|for|from|on|the|py-spy|pystack|gdb"
     r"|process|worker"
     r"|gpu\s*\d{1,4}|begin|start|output|txt|log|out|err|global|main|thread|python|here|is|this|and|shows?|at"
-    r"|both|all|are)\b",
+    r"|both|all|are|std(?:out|err)|tail|end|last|lines?)\b",
     re.IGNORECASE,
 )
 _DECORATION = re.compile(r"[\s=\-#*>\[\]():.,;|~+/$<_]+")

@@ -17,7 +17,7 @@ MAX_HEADING = 120  # characters
 MAX_SECTION = 5_000  # lines
 MAX_SEARCHED = 400  # characters of a line
 
-_NAMES_RANK = re.compile(r"\brank", re.IGNORECASE)
+_NAMES_RANK = re.compile(r"(?<![A-Za-z])ranks?(?![A-Za-z])", re.IGNORECASE)
 _DECORATED = re.compile(r"\s*(?:[=\-#*~+>]{2,}|#{1,6} |\[)\s*\S.{0,200}")
 _TITLE = re.compile(r"\s{0,4}(?:[=\-#*~+>]{2,}|#{1,6} |==> )\s*\w.{0,200}")
 _OF_KERNEL = re.compile(
@@ -66,7 +66,7 @@ def _of_rank(rank: int, line: TextLine) -> TextLine:
 
 def _rank_of_heading(text: str) -> int | None:
     """The only rank in a heading. None: it is none, or it names several ranks."""
-    if len(text) > MAX_HEADING or not _NAMES_RANK.search(text):
+    if len(text) > MAX_HEADING or len(_NAMES_RANK.findall(text)) != 1:
         return None
     if kernel := _OF_KERNEL.fullmatch(text):
         return int(kernel[1])
