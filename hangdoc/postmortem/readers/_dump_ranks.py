@@ -205,7 +205,7 @@ def _ranks_from_gpus(processes: list[ProcessRef], placement: Placement) -> list[
         for process, rank in zip(processes, ranks, strict=True)
     ]
     named = [process for process in processes if process.pid is not None and -(10**4) < process.pid - LOCAL_PIDS <= 0]
-    if len({process.host for process in processes}) > 1 or placement.several_hosts:
+    if len({process.host for process in processes}) > 1 or not placement.local_is_rank:
         return processes
     return [
         replace(process, rank=LOCAL_PIDS - (process.pid or 0), pid=None) if process in named else process

@@ -1,7 +1,8 @@
 """The layout of a job that launchers make: so many ranks on each node, node after node.
 
 torchrun gives node k the ranks k*n to k*n+n-1 (`_assign_worker_ranks` in its agent/server/api.py); accelerate,
-DeepSpeed and `mpirun --map-by slot` do the same. A host file lists `HOST slots=N` in the order of the ranks.
+DeepSpeed and `mpirun --map-by slot` do the same. A host file lists `HOST slots=N` in the order of the ranks. DeepSpeed
+prints its mapping (deepspeed/launcher/launch.py): `global_rank_mapping=defaultdict(<class 'list'>, {'n11': [0, 1]})`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from hangdoc.evidence import limits
 from hangdoc.postmortem.readers._owner_hints import NAME
@@ -17,6 +19,7 @@ from hangdoc.postmortem.readers._placement.statements import Seat
 
 MAX_LINE = 600  # characters
 MAX_PER_NODE = 1024
+MAX_MAPPED = 4096  # hosts in one line
 _UNIT = r"(?:gpus?|ranks?|proc(?:s|ess(?:es)?)?|workers?|tasks?|gcds?|devices?|accelerators?)"
 _PER_NODE = re.compile(
     rf"--?n(?:um)?[_-]?proc(?:s|esses)?[_-]per[_-](?:node|machine)[= ](\d{{1,4}})"
@@ -26,6 +29,7 @@ _PER_NODE = re.compile(
     r"|\bNPROC_PER_NODE[= ](\d{1,4})|\bLOCAL_WORLD_SIZE[= ](\d{1,4})",
     re.IGNORECASE,
 )
+_MAPPED = re.compile(rf"'(?!localhost'|127\.)({NAME})': \[(\d{{1,6}}(?:, \d{{1,6}}){{0,63}})\]")
 _SLOTS = re.compile(rf"\W{{0,4}}({NAME})\s{{1,20}}slots ?= ?(\d{{1,4}})\s*(?:max_slots=\d{{1,4}})?\s*")
 _BY_SLOT = re.compile(r"\b(?:mpirun|mpiexec|orterun|deepspeed|horovodrun|hostfile)\b", re.IGNORECASE)
 _OTHER_ORDER = re.compile(
@@ -38,12 +42,15 @@ class JobLayout:
     """Takes the lines of a text in order."""
 
     _sizes: Counter[int] = field(default_factory=Counter)
+    _mapped: list[Seat] = field(default_factory=list)
     _slots: dict[str, int] = field(default_factory=dict)
     _twice: bool = False  # a second list gives a host another place
     _in_order: bool = False
     _other: bool = False
 
     def feed(self, text: str) -> None:
+        if "global_rank_mapping" in text[:MAX_LINE]:
+            self._mapped += [_mapped(*found.groups()) for found in islice(_MAPPED.finditer(text), MAX_MAPPED)]
         if len(text) > MAX_LINE:
             return
         for found in _PER_NODE.finditer(text):
@@ -65,6 +72,7 @@ class JobLayout:
 
     def seats(self, stated: Sequence[Seat]) -> Iterator[Seat]:
         """What follows for each host, if the order of the nodes is stated."""
+        yield from self._mapped
         if not self._other and not self._twice and self._in_order and len(self._slots) > 1:
             first = 0
             for host, count in self._slots.items():
@@ -76,6 +84,12 @@ class JobLayout:
             for node, host in sorted(nodes):
                 if node < limits.MAX_RANKS // size:
                     yield _block(host, node * size, size)
+
+
+def _mapped(host: str, ranks: str) -> Seat:
+    """A host in DeepSpeed's mapping: `'n11': [0, 1, 2, 3]`."""
+    numbers = tuple(int(one) for one in ranks.split(", "))
+    return Seat(numbers, host, locals=tuple(range(len(numbers))))
 
 
 def _block(host: str, first: int, count: int) -> Seat:

@@ -15,6 +15,7 @@ _POD = r"(?:(?:stateful ?set )?pods?|replicas?|containers?|(?:pod )?ordinals?)"
 _NUMBER = r"(?:[ _-]?(?:ids?|index|indices|idx|numbers?|no\.?|nr\.?|ordinals?|names?))"
 _SAME = r"(?:==?|is|are|equals?|matches|match|follows?|corresponds? to|maps?(?: 1[:-]1)? to|same as|->|\u2192)"
 _ORDER = r"(?:,|\()? ?(?:ranks? |all |assigned |numbered |placed |mapped ){0,2}in (?:\w{1,12} )?order\b"
+_THINGS = re.compile(r"gpu|cuda|device|card|accelerator|gcd|[nxh]pu|pod|replica|container|ordinal|ind(?:ex|ices)")
 _LOCAL = re.compile(r"\b(?:local|node)[ _-]?rank", re.IGNORECASE)
 _ONE_HOST = re.compile(
     r"\b(?:single|one|1|same)[ -](?:node|box|host|machine|server|system)\b|--standalone\b|\bnnodes[= ]1\b",
@@ -73,7 +74,7 @@ class RankNumbering:
         if any(word in lowered for word in ("node", "host", "box", "machine", "server", "standalone", "system")):
             self._one_host = self._one_host or _ONE_HOST.search(text) is not None
             self._several_hosts = self._several_hosts or _SEVERAL_HOSTS.search(text) is not None
-        if not any(word in lowered for word in ("rank", "process", "worker", "task")):
+        if not any(word in lowered for word in ("rank", "process", "worker", "task")) or not _THINGS.search(lowered):
             return
         for pattern in (_OF_GPU, _OF_POD, _OF_ANY):
             found = pattern.search(text)

@@ -15,13 +15,14 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from hangdoc.evidence.pieces import Piece, ProcessRef
-from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, MAX_LINES, as_rank, is_host_name, prompt_of
+from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, as_rank, is_host_name, prompt_of
 from hangdoc.postmortem.readers._placement.layout import JobLayout
 from hangdoc.postmortem.readers._placement.numbering import RankNumbering
-from hangdoc.postmortem.readers._placement.statements import Seat, believable, seats_in
+from hangdoc.postmortem.readers._placement.statements import Seat, believable, may_state, seats_in
 from hangdoc.postmortem.readers._placement.tables import PlacementTable
 
-MAX_SEATS = 20_000  # statements
+MAX_LINES = 2_000  # at the beginning of a text, and at its end: nobody states it in the middle of a log
+MAX_STATING = 2_000  # lines that name a rank, a node or a process
 MAX_LOCAL = 10_000  # number of a rank or GPU on its host
 LEAST_SPAN = 4  # ranks in one statement about a host: it speaks of all that run there
 LEAST_LABELS = 2  # lines with a name in front that make it the name of a host
@@ -41,7 +42,7 @@ class Placement:
     locals: Mapping[tuple[str, int], int] = field(default_factory=dict)  # (host, number on it) -> rank
     gpus: Mapping[tuple[str, int], int] = field(default_factory=dict)  # (host, GPU) -> rank
     buses: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (host, PCI bus and device) -> rank
-    several_hosts: bool = False  # the text places ranks on several hosts: the number of a GPU is no rank
+    local_is_rank: bool = True  # nothing shows that the number of a rank or GPU on its host is another than its rank
     index_is_rank: bool = False  # the number of a GPU is its rank
     ordinal_is_rank: bool = False  # the number at the end of a pod's name is its rank
 
@@ -79,16 +80,24 @@ def placement_of(text: str) -> Placement:
     numbering, layout, table = RankNumbering(), JobLayout(), PlacementTable()
     stated: list[Seat] = []
     hosts: Counter[str] = Counter()
-    for line in text.split("\n", MAX_LINES)[:MAX_LINES]:
+    stating = 0
+    for line in _outer_lines(text):
         numbering.feed(line)
         layout.feed(line)
         hosts.update(_named_host(line))
-        if len(stated) < MAX_SEATS and not prompt_of(line):
-            row = table.feed(line)
-            stated += [row] if row else seats_in(line)
+        if row := table.feed(line):
+            stated.append(row)
+        elif stating < MAX_STATING and may_state(line) and not prompt_of(line):
+            stating += 1
+            stated += seats_in(line)
     known = frozenset(name for name, count in hosts.items() if count >= LEAST_LABELS)
     seats = believable(stated, known)
     return _joined([*seats, *layout.seats(seats)], numbering, layout.per_node)
+
+
+def _outer_lines(text: str) -> list[str]:
+    lines = text.split("\n")
+    return lines if len(lines) <= 2 * MAX_LINES else [*lines[:MAX_LINES], *lines[-MAX_LINES:]]
 
 
 def _named_host(line: str) -> dict[str, int]:
@@ -111,15 +120,16 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, per_node: int | No
             locals_.setdefault((host, number), rank)
             if numbering.counts_gpus:
                 gpus.setdefault((host, number), rank)
-    several = len({_short(host) for host in hosts.values()}) > 1
+    one_host = len({_short(host) for host in hosts.values()}) < 2
+    local_is_rank = one_host and all(number == rank for (_, number), rank in (*locals_.items(), *gpus.items()))
     return Placement(
         hosts,
         _unique(_numbers(seats, "pids", hosts)),
         locals_,
         gpus,
         _buses(seats, hosts, gpus),
-        several,
-        numbering.gpu_is_rank and not several,
+        local_is_rank,
+        numbering.gpu_is_rank and local_is_rank,
         numbering.ordinal_is_rank,
     )
 

@@ -29,11 +29,14 @@ MAX_LINE = 600  # characters
 MAX_GAP = 60  # characters between the tokens of a statement
 
 _ABOUT = re.compile(r"rank|procid|process|\bpid|\bnode", re.IGNORECASE)
+_OUTPUT = re.compile(r"\s{0,8}\[rank\d{1,6}\]:")
 _STRONG_WORDS = (
     r"on|at|is|are|has|have|holds?|hosts?|owns?|runs?|running|lives?|sits?|located|placed|uses?|using|gets?|got"
     r"|host(?:name)?|nodes?|machine|server|box|pod|ip|with"
 )
-_WEAK_WORDS = r"and|the|in|of|as|its?|that|their|there|here|which|worker|process(?:es)?"
+_WEAK_WORDS = (
+    r"and|the|in|of|as|its?|that|their|there|here|which|worker|process(?:es)?|one|first|second|third|last|other"
+)
 _LINK = re.compile(rf"(?:[\s:=()\[\]|/>,~@\"'\u2192-]|\b(?:{_STRONG_WORDS}|{_WEAK_WORDS})\b){{0,60}}", re.IGNORECASE)
 _STRONG = re.compile(rf"\b(?:{_STRONG_WORDS})\b|=|->|\u2192|@", re.IGNORECASE)
 _NEXT_ITEM = re.compile(r"[\s,;)|]*(?:and |then )?(?:the )?\s*")
@@ -78,10 +81,13 @@ class _Group:
         return tuple(token.kind for token in self.tokens)
 
 
+def may_state(text: str) -> bool:
+    """True for a line that names a rank, a process or a node, and is no output of a rank."""
+    return len(text) <= MAX_LINE and _ABOUT.search(text) is not None and not _OUTPUT.match(text)
+
+
 def seats_in(text: str) -> Iterator[Seat]:
     """The statements in a line."""
-    if len(text) > MAX_LINE or not _ABOUT.search(text):
-        return
     if noted := _of_noted_process(text):
         yield noted
     elif listed := PID_FIRST.fullmatch(text):
@@ -185,7 +191,7 @@ def _seat(group: _Group, text: str) -> Seat | None:
 def believable(stated: Sequence[Seat], hosts: frozenset[str]) -> list[Seat]:
     """The statements without names that only may be hosts: nothing else in the text shows that they are."""
     firm_hosts = {seat.host.lower() for seat in stated if seat.firm and seat.host}
-    series = _series(seat.host for seat in stated if seat.host and not seat.firm and len(seat.ranks) > 1)
+    series = _series(seat.host for seat in stated if seat.host and (seat.firm or len(seat.ranks) > 1 or seat.nodes))
     listed = [(seat.pids, seat.ranks) for seat in stated if seat.listed]
     are_pids = len({pids for pids, _ in listed}) == len({ranks for _, ranks in listed}) > 1
     kept = []
@@ -193,7 +199,8 @@ def believable(stated: Sequence[Seat], hosts: frozenset[str]) -> list[Seat]:
         name = (seat.host or "").lower()
         if seat.listed and not are_pids:
             continue
-        if seat.firm or name in hosts or name in firm_hosts or name in series:
+        in_series = name in series and (len(seat.ranks) > 1 or bool(seat.nodes))
+        if seat.firm or name in hosts or name in firm_hosts or in_series:
             kept.append(seat)
     return kept
 

@@ -1,4 +1,7 @@
-"""Tables of ranks and their hosts, PIDs or GPUs: `RANK HOST PID GPU` above rows, `rank -> host` above `0 -> a01`."""
+"""Tables of ranks and their hosts, PIDs or GPUs: `RANK HOST PID GPU` above rows, `rank -> host` above `0 -> a01`.
+
+`srun --label hostname` prints such a table, too: `0: n11` for each task.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ _COLUMNS = {
 }  # fmt: skip
 _NEEDED = frozenset({"host", "pid", "gpu", "local"})
 _SPLIT = re.compile(r"\s*(?:->|=>|\u2192|\||\t|,|=|:(?=\s|$)|\s{2,})\s*")
+_HOST_OF_EACH = re.compile(r"\bsrun\b.{0,120} (?:-l|--label)\b.{0,120}\bhostname\b")
 _NAME, _NUMBER = re.compile(NAME), re.compile(r"\d{1,9}")
 
 
@@ -44,6 +48,9 @@ class PlacementTable:
         return self._row(text) if self._columns else None
 
     def _opens(self, text: str) -> bool:
+        if _HOST_OF_EACH.search(text):
+            self._columns, self._wide = ("rank", "host"), False
+            return True
         for wide in (False, True):
             names = [_COLUMNS.get(cell.lower(), "") for cell in _cells(text, wide)]
             known = [name for name in names if name]

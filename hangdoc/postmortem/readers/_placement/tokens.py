@@ -38,7 +38,7 @@ _TOKEN = re.compile(
     )
     + rf"|(?<![\w.:])(?P<{BUS}>(?:[0-9a-f]{{4,8}}:)?[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7])(?![\w.:])"
     + rf"|(?<![\w./:$-])(?P<{BARE}>{_LIST})(?![\w]|[.:]\d|\s?(?:%|ms\b|MHz\b|GiB\b|GB\b|W\b))"
-    + rf"|(?<![\w./$-])(?P<{HOST}>{NAME})(?![\w/]|\(\))",
+    + rf"|(?<![\w./$-])(?=[\w.]{{0,60}}[\d-]|(?:node|host|box)[a-z])(?P<{HOST}>{NAME})(?![\w/]|\(\))",
     re.IGNORECASE,
 )
 _NO_HOST = re.compile(  # names with digits of what ranks are busy with, files, and products

@@ -36,6 +36,17 @@ from hangdoc.postmortem.readers._placement.placement import placement_of
         ("--nproc-per-node 2, NODE_RANK 0 = ga1, 1 = ga2", {0: "ga1", 1: "ga1", 2: "ga2", 3: "ga2"}),
         ("2 GPUs per node, node 0 = hgx11, node 1 = hgx12", {0: "hgx11", 1: "hgx11", 2: "hgx12", 3: "hgx12"}),
         ("torchrun --nproc_per_node=2 --node_rank 1 on c3", {2: "c3", 3: "c3"}),
+        (
+            "8 per node: first (ga11) has ranks 0-1 and the second one (ga14) 2-3",
+            {0: "ga11", 1: "ga11", 2: "ga14", 3: "ga14"},
+        ),
+        ("2 ranks per node\nnode rank 0 - ga1\nnode rank 1 - ga2", {0: "ga1", 1: "ga1", 2: "ga2", 3: "ga2"}),
+        ("$ srun -l hostname\n0: ga1\n1: ga1\n2: ga2", {0: "ga1", 1: "ga1", 2: "ga2"}),
+        ('{"rank": 3, "host": "ga1", "pid": 4123}', {3: "ga1"}),
+        (
+            "global_rank_mapping=defaultdict(<class 'list'>, {'ga1': [0, 1], 'ga2': [2, 3]})",
+            {0: "ga1", 1: "ga1", 2: "ga2", 3: "ga2"},
+        ),
         ("mpirun --hostfile hf\nnid1 slots=2\nnid2 slots=1", {0: "nid1", 1: "nid1", 2: "nid2"}),
         # no statements
         ("rank 3 is not on cn31", {}),
@@ -101,6 +112,20 @@ def test_pids(text: str, pids: dict[int, int]) -> None:
 )
 def test_gpus(text: str, gpu: str, rank: int | None) -> None:
     assert placement_of(text).rank_of_gpu("hb22", gpu) == rank
+
+
+@pytest.mark.parametrize(
+    ("text", "alike"),
+    [
+        ("one rank per GPU, in order", True),
+        ("hb21 holds ranks 0-7, one rank per GPU, in order", True),
+        ("hb22 holds ranks 8-15, one rank per GPU, in order", False),  # of the table of any host
+        ("rank 4 runs on n41, rank 6 on n42, one rank per GPU, in order", False),
+    ],
+)
+def test_the_number_of_a_gpu_is_its_rank(text: str, alike: bool) -> None:
+    found = placement_of(text)
+    assert (found.index_is_rank, found.local_is_rank) == (alike, alike)
 
 
 def test_a_number_on_a_host_is_the_rank_of_that_host() -> None:
