@@ -35,7 +35,8 @@ def test_the_kernel_log_of_the_node_of_a_rank() -> None:
 def test_a_section_ends_at_the_next_heading_a_prompt_and_at_prose() -> None:
     found = texts(
         "--- rank 0 ---\nstep 7 loss 2\n--- n2 ---\nstep 9 loss 3\n--- rank 1 ---\nstep 8 loss 2\n\nstep 9 loss 2\n"
-        "\nAfter that nothing happens any more.\nstep 10 loss 2\n--- rank 3 ---\nstep 8 loss 2\nme@n1:~$ tail x.log\nstep 9 loss 1"
+        "\nAfter that nothing happens any more.\nstep 10 loss 2\n--- rank 3 ---\nstep 8 loss 2\n"
+        "me@n1:~$ tail x\nstep 9 loss 1"
     )
     assert [text for text in found if text.startswith("[rank")] == [
         "[rank0]: step 7 loss 2",
@@ -49,7 +50,7 @@ def test_a_section_ends_at_the_next_heading_a_prompt_and_at_prose() -> None:
     "text",
     [
         "ranks 0-3:\nstep 7 loss 2.1",  # several
-        'rank 2:\nThread 7 (idle): "MainThread"\n    wait (threading.py:320)\nValueError: x',  # a stack keeps its heading
+        'rank 2:\nThread 7 (idle): "MainThread"\n    wait (threading.py:320)\nValueError: x',  # stacks keep it
         "rank 2:\n[rank3]: ValueError: x",  # the lines name their rank
         "rank 2:\nhello there",  # no output
         "rank 2 stopped after step 7 and rank 3 went on:\nstep 7 loss 2.1",
