@@ -30,8 +30,8 @@ _STACK = re.compile(
     r"|^Process \d+: |^\[<[0-9a-f]*>\]|\+0x[0-9a-f]+/0x"
 )
 _LOGGED = re.compile(
-    r"Traceback \(most recent call last\)|\w(?:Error|Exception)\b|\bNCCL\b|\[[EWI]\d{3,4} |\d\d:\d\d:\d\d"
-    r"|\b(?:step|iter(?:ation)?|epoch)\b\W{0,4}\d|\bloss\b|Killed|Segmentation fault"
+    r"^\[ {0,8}\d{1,9}\.\d{6}\]|Traceback \(most recent call last\)|\w(?:Error|Exception)\b|\bNCCL\b|\[[EWI]\d{3,4} "
+    r"|\d\d:\d\d:\d\d|\b(?:step|iter(?:ation)?|epoch)\b\W{0,4}\d|\bloss\b|Killed|Segmentation fault"
 )
 _OWNED = re.compile(r"\s{0,8}(?:\[(?:rank ?)?\d{1,6}\]|\[default\d|\d{1,6}: |(?:global )?rank[ _-]?\d)", re.IGNORECASE)
 _PROSE = re.compile(r"[A-Za-z][A-Za-z']*(?:,? [A-Za-z'()-]+){4,}[^\[\]=|]{0,200}")

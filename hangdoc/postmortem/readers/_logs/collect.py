@@ -146,8 +146,8 @@ class LogCollector:
         if kind in ("nccl_rank", "ray_worker"):
             self._set_world_size(fields.get("size"))
             return
-        if kind in OF_GPU and line.rank is None and "gpu" in fields and (gpu := pci_address(fields["gpu"])) is not None:
-            origin = replace(origin, gpu=gpu, rank=self.placement.rank_of_gpu(line.host, fields["gpu"]))
+        if kind in OF_GPU and line.rank is None and "gpu" in fields:
+            origin = replace(origin, gpu=pci_address(fields["gpu"]), rank=self._rank_of_gpu(line, fields))
         if kind in OF_PORT and line.rank is None and line.host:
             origin = LineOrigin(host=line.host)  # any rank of the host may report it
         if kind in OF_LAUNCHER and line.rank is None:
@@ -200,6 +200,15 @@ class LogCollector:
         if kind == "exception" and exception is not None and exception.uncaught:
             self._events_of(origin).offer_stack(1, line.at, exception.stacks)
         self._add_event(origin, kind, text, matched, line, fields)
+
+    def _rank_of_gpu(self, line: Line, fields: Fields) -> int | None:
+        """The rank of a GPU, or of the process that used it, by where the text says that the ranks run."""
+        host, gpu, pid = fields.get("host") or line.host, fields.get("gpu") or "", fields.get("pid")
+        if not gpu.isdecimal() or "host" in fields:  # ROCm's runtime numbers GPUs in its own way
+            rank = self.placement.rank_of_gpu(host, gpu)
+            if rank is not None:
+                return rank
+        return self.placement.rank_of(ProcessRef(None, host, int(pid[:9]))) if pid else None
 
     def _host_of(self, matched: MatchedLine, line: Line, match: re.Match[str]) -> str | None:
         """The host of a message that names none: a label in front of it, or the text above."""

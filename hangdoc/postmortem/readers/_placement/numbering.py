@@ -17,6 +17,7 @@ _SAME = r"(?:==?|is|are|equals?|matches|match|follows?|corresponds? to|maps?(?: 
 _ORDER = r"(?:,|\()? ?(?:ranks? |all |assigned |numbered |placed |mapped ){0,2}in (?:\w{1,12} )?order\b"
 _THINGS = re.compile(r"gpu|cuda|device|card|accelerator|gcd|[nxh]pu|pod|replica|container|ordinal|ind(?:ex|ices)")
 _LOCAL = re.compile(r"\b(?:local|node)[ _-]?rank", re.IGNORECASE)
+_MODULO = re.compile(r" ?(?:%|mod) ?\w")  # `gpu = rank % 8`
 _ONE_HOST = re.compile(
     r"\b(?:single|one|1|same)[ -](?:node|box|host|machine|server|system)\b|--standalone\b|\bnnodes[= ]1\b",
     re.IGNORECASE,
@@ -42,7 +43,7 @@ def _statements(thing: str) -> re.Pattern[str]:
         rf"|\blocal[ _-]?rank (?:picks|selects|chooses|sets) (?:the )?{thing}\b"
         rf"|(?<![a-z])(?:ranks?|process|worker) (?P<one>[a-z])\b.{{0,24}}?\b{thing}[ :_-]{{0,2}}(?P=one)\b"
         rf"|\b{thing}[ :_-]{{0,2}}(?P<other>[a-z])\b.{{0,24}}?\b(?:ranks?|process|worker) (?P=other)\b"
-        rf"|\b(?:one|1|a(?: single)?) (?:rank|process|proc|task|worker) (?:per|for each|on each|for every|on every)"
+        rf"|\b(?:one|1|a(?: single)?) (?:rank|process|proc|task|worker) (?:per|an?|for each|on each|for every|on every)"
         rf" {thing}{_ORDER}"
         rf"|\branks?\b.{{0,24}}\bin (?:the )?(?:same )?"
         rf"(?:order of (?:the )?{thing}|{thing}[ -](?:index |number )?order)\b"
@@ -53,6 +54,11 @@ def _statements(thing: str) -> re.Pattern[str]:
 
 
 _OF_GPU = _statements(rf"(?:cuda|{_GPU})")
+_OF_CODE = re.compile(  # `torch.cuda.set_device(local_rank)`, `cuda:{LOCAL_RANK}`, `rank = 8 * node_rank + gpu`
+    r"set_device\([^)\n]{0,60}?(?:local_)?rank|\b(?:cuda|hip|xpu):[{$]{0,2}(?:local_)?rank\b"
+    r"|\brank ?= ?\d{1,4} ?\* ?node[ _]?(?:rank|idx|index|id)? ?\+ ?(?:gpu|device|local)",
+    re.IGNORECASE,
+)
 _OF_POD = _statements(_POD)
 _OF_ANY = _statements(r"(?:index|indices)")
 
@@ -76,15 +82,16 @@ class RankNumbering:
             self._several_hosts = self._several_hosts or _SEVERAL_HOSTS.search(text) is not None
         if not any(word in lowered for word in ("rank", "process", "worker", "task")) or not _THINGS.search(lowered):
             return
-        for pattern in (_OF_GPU, _OF_POD, _OF_ANY):
+        for pattern in (_OF_GPU, _OF_POD, _OF_ANY, _OF_CODE):
             found = pattern.search(text)
             if not found or _NOT.search(text[max(found.start() - 12, 0) : found.end()]):
                 continue
             if _EXCEPT.match(text, found.end()):
                 continue
-            self._local = self._local or _LOCAL.search(text[max(found.start() - 8, 0) : found.end()]) is not None
+            local = _LOCAL.search(text[max(found.start() - 8, 0) : found.end()]) or _MODULO.match(text, found.end())
+            self._local = self._local or local is not None
             self._gpus = self._gpus or pattern is not _OF_POD
-            self._pods = self._pods or pattern is not _OF_GPU
+            self._pods = self._pods or pattern not in (_OF_GPU, _OF_CODE)
             return
 
     @property

@@ -101,6 +101,8 @@ def test_pids(text: str, pids: dict[int, int]) -> None:
         ("NODE_RANK 0 = hb21, 1 = hb22, --nproc_per_node 8, local rank i -> cuda:i", "6", 14),
         ("ranks 8-15 on hb22, device = LOCAL_RANK", "6", 14),
         ("rank 12 is on GPU 4 of hb22, that is 0000:9b:00.0", "00000000:9B:00.0", 12),
+        ("hb21 holds ranks 0-7, hb22 holds ranks 8-15\n    torch.cuda.set_device(local_rank)", "6", 14),
+        ("rank = 8 * node_rank + gpu, node rank 0 is hb21, node rank 1 is hb22", "6", 14),
         ("hb21 holds ranks 0-7, hb22 holds ranks 8-15", "6", None),  # which GPU a rank uses is open
         (
             "hb21 has rank 4, hb22 has ranks 6 and 7, one rank per GPU, in order",
