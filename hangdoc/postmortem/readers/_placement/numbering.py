@@ -16,7 +16,7 @@ _NUMBER = r"(?:[ _-]?(?:ids?|index|indices|idx|numbers?|no\.?|nr\.?|ordinals?|na
 _SAME = r"(?:==?|is|are|equals?|matches|match|follows?|corresponds? to|maps?(?: 1[:-]1)? to|same as|->|\u2192)"
 _ORDER = r"(?:,|\()? ?(?:ranks? |all |assigned |numbered |placed |mapped ){0,2}in (?:\w{1,12} )?order\b"
 _THINGS = re.compile(r"gpu|cuda|device|card|accelerator|gcd|[nxh]pu|pod|replica|container|ordinal|ind(?:ex|ices)")
-_LOCAL = re.compile(r"\b(?:local|node)[ _-]?rank", re.IGNORECASE)
+_LOCAL = re.compile(r"(?<![a-z])(?:local|node)[ _-]?(?:rank|id)", re.IGNORECASE)
 _MODULO = re.compile(r" ?(?:%|mod) ?\w")  # `gpu = rank % 8`
 _ONE_HOST = re.compile(
     r"\b(?:single|one|1|same)[ -](?:node|box|host|machine|server|system)\b|--standalone\b|\bnnodes[= ]1\b",
@@ -39,7 +39,7 @@ def _statements(thing: str) -> re.Pattern[str]:
     return re.compile(
         rf"(?<![a-z]){rank} ?{_SAME} ?(?:(?:the|its|their|to) ){{0,2}}(?:pod |local |cuda )?{either}\b(?! ?[:=#]?\d)"
         rf"|\b{either} ?{_SAME} ?(?:(?:the|its|their|to) ){{0,2}}(?:global |local[ _-]?)?{rank}\b(?! ?[:=#]?\d)"
-        rf"|\b{thing} of (?:its|their|the) (?:own )?local[ _-]?rank\b"
+        rf"|\b{thing} (?:of|to|from|by|=|is) (?:(?:its|their|the|own) ){{0,2}}(?:slurm_)?local[ _-]?(?:rank|id)\b"
         rf"|\blocal[ _-]?rank (?:picks|selects|chooses|sets) (?:the )?{thing}\b"
         rf"|(?<![a-z])(?:ranks?|process|worker) (?P<one>[a-z])\b.{{0,24}}?\b{thing}[ :_-]{{0,2}}(?P=one)\b"
         rf"|\b{thing}[ :_-]{{0,2}}(?P<other>[a-z])\b.{{0,24}}?\b(?:ranks?|process|worker) (?P=other)\b"
@@ -80,7 +80,9 @@ class RankNumbering:
         if any(word in lowered for word in ("node", "host", "box", "machine", "server", "standalone", "system")):
             self._one_host = self._one_host or _ONE_HOST.search(text) is not None
             self._several_hosts = self._several_hosts or _SEVERAL_HOSTS.search(text) is not None
-        if not any(word in lowered for word in ("rank", "process", "worker", "task")) or not _THINGS.search(lowered):
+        if not any(word in lowered for word in ("rank", "process", "worker", "task", "localid")) or not _THINGS.search(
+            lowered
+        ):
             return
         for pattern in (_OF_GPU, _OF_POD, _OF_ANY, _OF_CODE):
             found = pattern.search(text)
