@@ -149,7 +149,7 @@ class LogCollector:
         if kind in OF_GPU and line.rank is None and "gpu" in fields:
             origin = replace(origin, gpu=pci_address(fields["gpu"]), rank=self._rank_of_gpu(line, fields))
         if kind in OF_PORT and line.rank is None and line.host:
-            origin = LineOrigin(host=line.host)  # any rank of the host may report it
+            fields |= {"of_host": line.host}  # any of its ranks may report it
         if kind in OF_LAUNCHER and line.rank is None:
             origin = replace(origin, launcher=True, pid=None)
             fields |= {"host": fields["own_host"]} if "own_host" in fields else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hangdoc.evidence.pieces import ProcessRef
-from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS
+from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, prompt_of
 from hangdoc.postmortem.readers._placement.placement import placement_of
 
 
@@ -128,6 +128,23 @@ def test_gpus(text: str, gpu: str, rank: int | None) -> None:
 def test_the_number_of_a_gpu_is_its_rank(text: str, alike: bool) -> None:
     found = placement_of(text)
     assert (found.index_is_rank, found.local_is_rank) == (alike, alike)
+
+
+@pytest.mark.parametrize(
+    ("line", "host"),
+    [
+        ("$ kubectl exec trainer-1 -- nvidia-smi", "trainer-1"),
+        ("$ kubectl -n ml exec -it pod/trainer-1 -c main -- nvidia-smi", "trainer-1"),
+        ("$ srun --overlap -w gx14 nvidia-smi", "gx14"),
+        ("$ pdsh -w gx14 uptime", "gx14"),
+        ("$ pdsh -w gx[11-14] uptime", None),
+        ("$ srun -N2 nvidia-smi", None),
+    ],
+)
+def test_where_a_command_ran(line: str, host: str | None) -> None:
+    prompt = prompt_of(line)
+    assert prompt is not None
+    assert (prompt.host, prompt.states_host) == (host, True)
 
 
 def test_a_number_on_a_host_is_the_rank_of_that_host() -> None:
