@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hangdoc.evidence.record import Record
 
 
@@ -27,3 +29,4 @@ class Figures(Record, frozen=True):
     source: str
     index_is_rank: bool = False  # the text states that the number of a GPU is its rank
     ordinal_is_rank: bool = False  # the same of the number at the end of a pod's name
+    ranks: Mapping[str, int] = {}  # GPU, as owner of a figure -> its rank, by where the text says that the ranks run

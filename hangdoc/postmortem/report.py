@@ -20,7 +20,7 @@ from hangdoc.evidence.snapshot import of_job
 from hangdoc.postmortem.assemble import snapshots
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Reader, Source, load_readers
 from hangdoc.postmortem.readers._input_file import HEAD_BYTES, find_sources
-from hangdoc.postmortem.readers._text_source import TextSource, is_text, marked_parts, text_source
+from hangdoc.postmortem.readers._text_source import TextSource, is_text, marked_parts, placement_in, text_source
 from hangdoc.postmortem.readers._torchrun import assign_nodes
 from hangdoc.postmortem.readers.recording import join_segments
 from hangdoc.postmortem.readers.script import SCRIPTS
@@ -170,6 +170,7 @@ def _read_text(
     whole = isinstance(text, TextSource) or len(source.head) < HEAD_BYTES
     parts: dict[str, Source] = {} if whole else marked_parts(text, _marks(readers))
     quiet = ReadContext(context.warn, shared=context.shared)
+    placement = placement_in(text)
     for reader in readers:
         general = getattr(reader, "marks", None) is None  # any text, or any that it recognises
         part = text if whole or general else parts.get(reader.name)
@@ -181,7 +182,7 @@ def _read_text(
         for item in _read(reader, part, own):
             found += not _is_empty(item)
             if not names or not _is_empty(item):
-                yield item
+                yield placement.placed(item) if isinstance(item, Piece) else item
         if found or (reader is readers[-1] and not names):
             names.append(reader.name)
     if whole:

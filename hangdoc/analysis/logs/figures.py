@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -136,15 +136,19 @@ class Numbered:
 
     gpus: bool = False
     pods: bool = False
+    ranks: Mapping[str, int] = field(default_factory=dict)  # GPU -> its rank
 
 
 def numbered_as_ranks(figures: Iterable[Figures]) -> Numbered:
     known = list(figures)
-    return Numbered(any(one.index_is_rank for one in known), any(one.ordinal_is_rank for one in known))
+    ranks = {gpu: rank for one in known for gpu, rank in one.ranks.items()}
+    return Numbered(any(one.index_is_rank for one in known), any(one.ordinal_is_rank for one in known), ranks)
 
 
 def suspect(of: str, owner: str, numbered: Numbered) -> Suspect | None:
     """The rank or the host; None: the text does not say which rank it is."""
+    if of == "gpu" and owner in numbered.ranks:
+        return Suspect(numbered.ranks[owner], None, owner.rpartition("/")[0] or None)
     if of == "rank" or (of == "gpu" and numbered.gpus):
         return Suspect(int(owner)) if owner.isdecimal() else None
     if of == "host":

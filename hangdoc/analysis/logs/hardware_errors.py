@@ -56,7 +56,10 @@ def hardware_errors(case: Case, logs: JobLogs) -> HardwareErrors:
             for error in errors:
                 named[error.fields.get("peer", "")].add(key)
         if text := _format_ports(events):
-            found.ports[key] = text
+            if host := next((event.fields["of_host"] for event in events if "of_host" in event.fields), None):
+                found.port_hosts[host] = text
+            else:
+                found.ports[key] = text
         if text := _format_gpu(events):
             found.gpus[key] = text
     found.peers = _peers(named)

@@ -128,6 +128,8 @@ class _Named:
         return tuple(dict.fromkeys(found))[:MAX_SUSPECTS]
 
     def _suspect(self, of: str, owner: str) -> Suspect | None:
+        if of == "gpu" and owner in self.numbered.ranks:
+            return suspect(of, owner, self.numbered)
         host, _, number = owner.rpartition("/")
         if of == "gpu" and host and (self.several_hosts or not self.numbered.gpus):
             return suspect("host", host, self.numbered) if number == "0" else Suspect(None, None, host)

@@ -43,7 +43,11 @@ def rendezvous_errors(logs: JobLogs) -> RendezvousErrors:
     for key, events in logs.ranks.items():
         fields = RendezvousFields()
         for event in events:
-            _add(fields, event)
+            if event.kind == "port_in_use" and (host := known_host(key[0])):
+                _add(found.unattributed, event)  # the port is that of the host, whichever process asks for it
+                found.taken_on = host
+            else:
+                _add(fields, event)
         if fields:
             found.of_rank[key] = fields
             found.endpoint = found.endpoint or fields.get("unreached")

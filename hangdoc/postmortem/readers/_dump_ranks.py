@@ -15,6 +15,8 @@ from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, ranks_in_order
 from hangdoc.postmortem.readers._pasted_text import ParserFactory, parse_channels
+from hangdoc.postmortem.readers._placement.placement import Placement
+from hangdoc.postmortem.readers._text_source import placement_in
 from hangdoc.postmortem.readers._torchrun import process_of
 
 _GLOBAL_RANK = re.compile(r"(?:^|\s)--?(?:global[_-])?rank[=\s](\d{1,6})(?=\s|$)|(?:^|\s)RANK=(\d{1,6})(?=\s|$)")
@@ -110,7 +112,7 @@ def _owners(ranks: Sequence[ProcessDump], source: Source) -> list[ProcessRef]:
         replace(dump.process, rank=_rank_from_command(dump)) if dump.process.rank is None else dump.process
         for dump in ranks
     ]
-    found = _ranks_from_gpus(found)
+    found = _ranks_from_gpus(found, placement_in(source))
     found = _ranks_from_local_ranks(ranks, found) or found
     found = _ranks_from_order(ranks, found, source)
     if all(process.rank is None for process in found):
@@ -193,10 +195,17 @@ def _rank_from_command(dump: ProcessDump) -> int | None:
     return int(found[1] or found[2]) if found else None
 
 
-def _ranks_from_gpus(processes: list[ProcessRef]) -> list[ProcessRef]:
-    """Ranks from the GPU or worker numbers in headings; on several hosts they are unknown."""
+def _ranks_from_gpus(processes: list[ProcessRef], placement: Placement) -> list[ProcessRef]:
+    """Ranks from the GPU or worker numbers in headings; on several hosts, only those that the text states."""
+    ranks = [placement.rank_of(process) for process in processes]
+    processes = [
+        replace(process, rank=rank, pid=process.pid if process.pid is not None and process.pid >= 0 else None)
+        if rank is not None
+        else process
+        for process, rank in zip(processes, ranks, strict=True)
+    ]
     named = [process for process in processes if process.pid is not None and -(10**4) < process.pid - LOCAL_PIDS <= 0]
-    if len({process.host for process in processes}) > 1:
+    if len({process.host for process in processes}) > 1 or not placement.local_is_rank:
         return processes
     return [
         replace(process, rank=LOCAL_PIDS - (process.pid or 0), pid=None) if process in named else process

@@ -42,7 +42,7 @@ _FILLER_WORDS = re.compile(
     r"\b(?:stacks?|stacktraces?|traces?|tracebacks?|backtraces?|bt|dumps?|of|for|from|on|the|py-spy|pystack|gdb"
     r"|process|worker"
     r"|gpu\s*\d{1,4}|begin|start|output|txt|log|out|err|global|main|thread|python|here|is|this|and|shows?|at"
-    r"|both|all|are)\b",
+    r"|both|all|are|std(?:out|err)|tail|end|last|lines?)\b",
     re.IGNORECASE,
 )
 _DECORATION = re.compile(r"[\s=\-#*>\[\]():.,;|~+/$<_]+")
@@ -60,6 +60,11 @@ _LEAD = re.compile(  # a heading may be a sentence; then it begins with the proc
 # A list of ranks and PIDs in one line: `rank -> pid: 0=90117 1=90118`, `pids 4412 (rank 0), 4413 (rank 1)`.
 _LISTED = re.compile(
     r"(?<![\d.:])(\d{1,9}) ?(?:[=:]|-+>|=>|\(rank|\(pid|is rank|is pid) ?(\d{1,9})(?![\d.:])", re.IGNORECASE
+)
+# A line that a loop over PIDs printed: `71822 RANK=2`, `71822: rank 2`.
+PID_FIRST = re.compile(
+    r"\s{0,8}(\d{3,9})[\s:=,>-]{1,8}(?:[A-Z_]{1,40}=\S{1,40}\s){0,8}"
+    r"(?:RANK=|SLURM_PROCID=|(?:global )?rank[ =:]{0,2})(\d{1,6})(?!\d)(?:\s[A-Z_]{1,40}=\S{1,60}){0,8}\s*"
 )
 _RANK_AND_PID = re.compile(r"\branks?\b.*\bpids?\b|\bpids?\b.*\branks?\b", re.IGNORECASE)
 _SAME = re.compile(
@@ -95,6 +100,11 @@ _ELSEWHERE = re.compile(
     r"(?:sudo )?(?:pdsh|clush|pssh|parallel-ssh|srun|mpirun|mpiexec|ansible|kubectl|docker|podman|salt)\b"
 )
 _SSH = re.compile(rf"(?:sudo )?ssh (?:-\w+ (?:[\w=]{{1,40}} )?){{0,4}}(?:[\w.-]{{1,32}}@)?({NAME})\b")
+_ON_ONE = re.compile(  # a command that runs in one pod, or on one host
+    rf"(?:sudo )?(?:kubectl (?:-n \S{{1,60}} )?exec (?:-\w{{1,2}} |-[nc] \S{{1,60}} ){{0,4}}(?:pod/)?({NAME}) "
+    rf"(?:-c \S{{1,60}} )?--|(?:srun|pdsh|clush) (?:-[\w-]{{1,20}}(?:[ =]\w{{1,12}})? ){{0,5}}"
+    rf"(?:-w|--nodelist)[ =]?({NAME})) "
+)
 _NO_HOST = re.compile(  # names with digits that are no hosts
     r"(?:rank|gpu|cuda|device|dev|worker|pid|proc|step|epoch|iter|iteration|line|task|job|default|local|mlx\d|mlx"
     r"|ib|bond"
@@ -179,6 +189,8 @@ def prompt_of(text: str) -> Prompt | None:
         return None
     if ssh := _SSH.match(command):
         return Prompt(ssh[1], True, ssh[1], command)
+    if one := _ON_ONE.match(command):
+        return Prompt(one[1] or one[2], True, one[1] or one[2], command)
     if _ELSEWHERE.match(command):
         return Prompt(None, True, None, command)
     host = name if name and as_rank(name) is None and name != "localhost" else None
@@ -215,6 +227,7 @@ class OwnerHints:
     updated: bool = False  # a line since the last dump gave a hint
     companions: dict[int, tuple[int, ...]] = field(default_factory=dict)  # rank -> the ranks that share its heading
     listed: dict[int, int] = field(default_factory=dict)  # PID -> rank, as a list in the text says
+    _row: tuple[int, str | None] | None = None  # the line above names this rank and its PID; the host before it
     _spoke: int | None = None  # the rank that calls itself so in the line above
     _before: tuple[str, str] = ("", "")
 
@@ -227,17 +240,21 @@ class OwnerHints:
         if rank is None and pid is None and self.local is not None:
             pid = LOCAL_PIDS - self.local
         process = ProcessRef(rank, self.fixed.host or self.host, pid)
-        self.rank = self.pid = self.local = self._spoke = None
+        self.rank = self.pid = self.local = self._spoke = self._row = None
         self.updated = False
         return process
 
     def observe(self, text: str) -> None:
         """Read a line between dumps; most are prose without a reliable hint."""
         before, self._before = self._before, (self._before[1], text)
+        row, self._row = self._row, None
         if prompt := prompt_of(text):
             self._observe_prompt(prompt)
             return
         if not text.strip():
+            return
+        if listed := PID_FIRST.fullmatch(text):
+            self._list(int(listed[1]), int(listed[2]))
             return
         spoke = _SPOKE.match(text)
         self._spoke = int(spoke[1]) if spoke else None
@@ -257,7 +274,9 @@ class OwnerHints:
         if ruled := _between_rulers(*before, text):
             self.host, self.updated = ruled, True
             return
-        self._observe_labels(text)
+        around = self.host
+        if self._observe_labels(text) and self.rank is not None and self.pid is not None:
+            self._observe_row(row, around)
 
     def _observe_prompt(self, prompt: Prompt) -> None:
         """The host of the prompt, and the process that its command names."""
@@ -285,14 +304,29 @@ class OwnerHints:
         if len(self.listed) < MAX_COMPANIONS:
             self.listed |= {pid: rank for rank, pid in (pairs if ranks_first else [(b, a) for a, b in pairs])}
 
-    def _observe_labels(self, text: str) -> None:
+    def _list(self, pid: int, rank: int) -> None:
+        if len(self.listed) < MAX_COMPANIONS:
+            self.listed[pid] = rank
+
+    def _observe_row(self, row: tuple[int, str | None] | None, around: str | None) -> None:
+        """A line with a rank and its PID: below another one, it is the row of a list, and no heading."""
+        if self.rank is None or self.pid is None:
+            return
+        self._list(self.pid, self.rank)
+        self._row = self.rank, around if row is None else row[1]
+        if row is not None and row[0] != self.rank:
+            self.rank = self.pid = self.local = None
+            self.host, self.updated = row[1], False
+
+    def _observe_labels(self, text: str) -> bool:
+        """True if a line names the process of the next dump."""
         rest = _OTHER_RANK.sub(" ", text)
         rest = _NOTE.sub(" ", rest, count=1)
         several = _several(rest)
         rank, pid = _RANK.search(rest), _PID.search(rest)
         local = _LOCAL.search(text) if rank is None and not several else None
         if rank is None and pid is None and local is None and not several:
-            return
+            return False
         rest = _RANKS.sub(" ", rest, count=1) if several else _RANK.sub(" ", rest, count=1)
         rest = _PID.sub(" ", _LOCAL.sub(" ", rest, count=1) if local else rest, count=1)
         host = _HOST.search(rest)
@@ -303,7 +337,7 @@ class OwnerHints:
         if (len(words) > 1 or (words and host)) and not self._is_heading(text, rest, words):
             if (clause := _LAST_CLAUSE.search(text)) and not _LOGGED.search(text):
                 self.rank, self.pid, self.local, self.updated = int(clause[1]), None, None, True
-            return  # a sentence
+            return False  # a sentence
         if host and host[2] and host[2][-1:].isalpha() and _FILLER_WORDS.fullmatch(host[2]):
             host = None  # "on rank 1 py-spy says"
         named = _ENDING.sub("", host[1] or host[2]) if host else next(filter(_may_be_host, words), None)
@@ -316,6 +350,7 @@ class OwnerHints:
             self.companions.pop(self.rank, None)
             if several[1:]:
                 self.companions[self.rank] = several[1:]
+        return True
 
     def _is_heading(self, text: str, rest: str, words: list[str]) -> bool:
         """True if a line of several words announces the stack of one process."""

@@ -15,6 +15,8 @@ from hangdoc.postmortem.readers._cleaning import TextLine, clean_lines, decode
 from hangdoc.postmortem.readers._headless import with_headings
 from hangdoc.postmortem.readers._input_file import HEAD_BYTES, Source
 from hangdoc.postmortem.readers._logs.scan import CHUNK, Anchors, AnchorSearch
+from hangdoc.postmortem.readers._placement.placement import Placement, placement_of
+from hangdoc.postmortem.readers._rank_sections import with_ranks
 from hangdoc.postmortem.readers._unwrapping import unwrapped
 
 MAX_CLEANED = 4 * 2**20  # bytes; longer texts are programs' output, which nobody pasted
@@ -41,6 +43,11 @@ class TextSource(Source):
     def drop_head(self) -> None:
         """Nothing is cached."""
 
+    @cached_property
+    def placement(self) -> Placement:
+        """Where the text says that the ranks run."""
+        return placement_of(self.content.decode("utf-8", "replace"))
+
     def line_number(self, line: int) -> int:
         """The number in the file of a line of the text; both from 1."""
         return self.numbers[line - 1] if 0 < line <= len(self.numbers) else line
@@ -53,6 +60,11 @@ class TextSource(Source):
 @dataclass(frozen=True)
 class PlainSource(Source):
     """A text that needs no cleaning, or is too long for it."""
+
+
+def placement_in(source: Source) -> Placement:
+    """Where a text says that the ranks run; nothing for long ones, which are logs and have prefixes."""
+    return source.placement if isinstance(source, TextSource) else Placement()
 
 
 def text_source(source: Source, context: ReadContext) -> Source:
@@ -85,7 +97,7 @@ def _is_clean(sample: bytes) -> bool:
 
 def cleaned(text: str) -> list[TextLine]:
     """The lines of a text as readers expect them."""
-    return with_headings(unwrapped(clean_lines(text)))
+    return with_headings(with_ranks(unwrapped(clean_lines(text))))
 
 
 def is_text(head: bytes) -> bool:

@@ -36,9 +36,11 @@ _STAT_TIME = re.compile(r"\s*Modify: (?P<when>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\
 _DATE = re.compile(
     r"\s*(?:[A-Z][a-z]{2},? (?P<month>[A-Z][a-z]{2})\s+(?P<day>\d{1,2}) (?P<time>\d\d:\d\d:\d\d)(?: [AP]M)? "
     r"(?:[A-Z+\d]{2,6} )?(?P<year>\d{4})"
-    r"|(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)\s*"
+    r"|(?P<iso>\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d)?)?)(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)\s*"
 )
-_USERS = re.compile(r"(?:sudo )?(?:(?:fuser|lsof)\b.*lock|pgrep\b.*(?:ninja|nvcc|cc1plus|c\+\+|cicc|ptxas))")
+_USERS = re.compile(
+    r"(?:^|[;&|] ?)(?:sudo )?(?:(?:fuser|lsof)\b.*lock|pgrep\b.*(?:ninja|nvcc|cc1plus|c\+\+|cicc|ptxas))"
+)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -63,7 +65,7 @@ class LockListingReader:
                 found.feed(raw[:MAX_LINE].decode("utf-8", "replace").rstrip("\r\n"), number)
         events = tuple(found.events(source.name))
         if events:
-            yield Piece(ProcessRef(), "logs", Logs(events))
+            yield Piece(ProcessRef(host=found.host), "logs", Logs(events))
 
 
 @dataclass(slots=True)
@@ -72,13 +74,16 @@ class _Listing:
     now: datetime | None = None
     asked: bool = False  # a command showed who uses the file
     used: bool = False  # and it showed somebody
+    host: str | None = None  # on which the lock file was listed, by the prompt
+    _prompted: str | None = None
     _answering: bool = False
     _stat: str = ""
 
     def feed(self, text: str, number: int) -> None:
         if prompt := prompt_of(text):
-            self._answering = bool(_USERS.match(prompt.command))
+            self._answering = bool(_USERS.search(prompt.command))
             self.asked |= self._answering
+            self._prompted = prompt.host if prompt.states_host else self._prompted
             return
         if not text.strip():
             self._answering = False
@@ -97,6 +102,7 @@ class _Listing:
     def _add(self, name: str, when: str, number: int) -> None:
         if len(self.files) < MAX_FILES and _is_lock(name):
             self.files.setdefault(name, (when, number))
+            self.host = self.host or self._prompted
 
     def events(self, source: str) -> Iterator[LogEvent]:
         """The files that are old, and open in no process."""

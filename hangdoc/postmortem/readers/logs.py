@@ -46,7 +46,7 @@ class LogReader:
         style = prefix_style(source.head_text, _modified_at(source.path))
         collector = LogCollector(source, style, crashes="faulthandler dump" not in context.taken)
         if isinstance(source, TextSource):
-            collector.hosts = HostContext(source.content)
+            collector.hosts, collector.placement = HostContext(source.content), source.placement
         with source.open() as file:
             packed = isinstance(source, TextSource) or source.head[:64] != _raw_head(source.path)
             progress = (lambda count: None) if packed else context.progress
@@ -73,7 +73,8 @@ class LogReader:
             if count >= (most := _most_matches(anchor)):
                 context.warn(f"{source.name}: many lines with `{anchor}`; only the first {most} were read")
         yield from collector.pieces(summary)
-        if found_figures := read_figures(summary.tail, summary.lines, style, source.name):
+        placement = source.placement if isinstance(source, TextSource) else None
+        if found_figures := read_figures(summary.tail, summary.lines, style, source.name, placement):
             yield Piece(ProcessRef(), "figures", found_figures)
 
 

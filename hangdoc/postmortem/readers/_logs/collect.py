@@ -30,6 +30,7 @@ from hangdoc.postmortem.readers._logs.tracebacks import (
     watchdog_stack,
 )
 from hangdoc.postmortem.readers._owner_hints import OF_HOST, HostContext, host_in_front
+from hangdoc.postmortem.readers._placement.placement import Placement
 from hangdoc.postmortem.readers.faulthandler import faulthandler_dumps
 from hangdoc.redaction.text import redact, redact_identifier, redact_text
 
@@ -37,7 +38,8 @@ MAX_ORIGINS = 20_000
 # Kinds about a host, beside OF_HOST.
 HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait", "port_in_use"})
 _LOGIN = re.compile(rb"(?<![\w.@-])[\w.-]{1,32}@([\w-]{1,63})(?=[ :])")  # of a prompt
-OF_GPU = frozenset({"xid", "gpu_lost"})  # kinds whose line names a GPU by its PCI address
+OF_PORT = frozenset({"ib_event", "port_event"})  # kinds about a network port, which all ranks of a host share
+OF_GPU = frozenset({"xid", "gpu_lost", "gpu_hardware"})  # kinds whose line names a GPU by its PCI address
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
 FATAL = "Fatal Python error"
 MAX_CHAIN = 600  # lines of a chain of tracebacks
@@ -116,6 +118,7 @@ class LogCollector:
         self.origins = OriginResolver(self.path_origin, source.head_text, style)
         self.run = self.path_origin.process.run
         self.hosts = HostContext()  # of a pasted text
+        self.placement = Placement()  # the same
         self.text_line = 0  # of the line that is added, in that text
         self.events: dict[tuple[int, LineOrigin], _OriginEvents] = defaultdict(_OriginEvents)
         self.ends: list[tuple[int, LineOrigin, End]] = []
@@ -144,7 +147,9 @@ class LogCollector:
             self._set_world_size(fields.get("size"))
             return
         if kind in OF_GPU and line.rank is None and "gpu" in fields:
-            origin = replace(origin, gpu=pci_address(fields["gpu"]))
+            origin = replace(origin, gpu=pci_address(fields["gpu"]), rank=self._rank_of_gpu(line, fields))
+        if kind in OF_PORT and line.rank is None and line.host:
+            fields |= {"of_host": line.host}  # any of its ranks may report it
         if kind in OF_LAUNCHER and line.rank is None:
             origin = replace(origin, launcher=True, pid=None)
             fields |= {"host": fields["own_host"]} if "own_host" in fields else {}
@@ -195,6 +200,15 @@ class LogCollector:
         if kind == "exception" and exception is not None and exception.uncaught:
             self._events_of(origin).offer_stack(1, line.at, exception.stacks)
         self._add_event(origin, kind, text, matched, line, fields)
+
+    def _rank_of_gpu(self, line: Line, fields: Fields) -> int | None:
+        """The rank of a GPU, or of the process that used it, by where the text says that the ranks run."""
+        host, gpu, pid = fields.get("host") or line.host, fields.get("gpu") or "", fields.get("pid")
+        if not gpu.isdecimal() or "host" in fields:  # ROCm's runtime numbers GPUs in its own way
+            rank = self.placement.rank_of_gpu(host, gpu)
+            if rank is not None:
+                return rank
+        return self.placement.rank_of(ProcessRef(None, host, int(pid[:9]))) if pid else None
 
     def _host_of(self, matched: MatchedLine, line: Line, match: re.Match[str]) -> str | None:
         """The host of a message that names none: a label in front of it, or the text above."""

@@ -23,9 +23,9 @@ from hangdoc.postmortem.readers._logs.gpu_links import GpuLinks
 from hangdoc.postmortem.readers._logs.gpu_tables import GpuTables
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
 from hangdoc.postmortem.readers._logs.profiles import Profiles
-from hangdoc.postmortem.readers._logs.rank_numbering import RankNumbering
 from hangdoc.postmortem.readers._logs.rank_reports import RankReports
 from hangdoc.postmortem.readers._owner_hints import NAME, HostContext, is_host_name, listed_numbers
+from hangdoc.postmortem.readers._placement.placement import Placement, placement_of
 from hangdoc.redaction.text import redact
 
 FILE = Path(__file__).parent / "figure_kinds.yaml"
@@ -150,19 +150,22 @@ class _Block:
     wide: bool = False  # cells are separated by single blanks
 
 
-def read_figures(tail: bytes, lines: int, style: PrefixStyle, source: str) -> Figures | None:
-    """The figures in the last bytes of a file that has `lines` lines in total. None: there are none to compare."""
+def read_figures(
+    tail: bytes, lines: int, style: PrefixStyle, source: str, placement: Placement | None = None
+) -> Figures | None:
+    """The figures in the last bytes of a file that has `lines` lines in total. None: there are none to compare.
+
+    `placement`: where the whole text says that the ranks run; default: what its end says.
+    """
     texts = tail[-MAX_BYTES:].decode("utf-8", "replace").split("\n")[-MAX_LINES:]
     first = max(lines - len(texts) + (1 if texts and texts[-1] else 2), 1)
     found: list[Figure] = []
     block = _Block()
     gpus, cpus, links, profiles, reports = GpuTables(), CpuTexts(), GpuLinks(), Profiles(), RankReports()
-    numbering = RankNumbering()
     hosts = HostContext("\n".join(texts).encode())
     for number, raw in enumerate(texts, first):
         if len(raw) > MAX_LINE or len(found) >= MAX_FIGURES:
             continue
-        numbering.feed(raw)
         line = parse(raw, style)
         host = line.host or hosts.at(number - first + 1)
         gpus.feed(line.text, host, number)
@@ -181,7 +184,21 @@ def read_figures(tail: bytes, lines: int, style: PrefixStyle, source: str) -> Fi
     profiles.end()
     own = (gpus, cpus, links, profiles, reports)
     kept = [*_comparable(found[:MAX_FIGURES]), *(figure for one in own for figure in one.found)]
-    return Figures(tuple(kept), source, numbering.gpu_is_rank, numbering.ordinal_is_rank) if kept else None
+    if not kept:
+        return None
+    placement = placement or placement_of("\n".join(texts))
+    return Figures(
+        tuple(kept), source, placement.index_is_rank, placement.ordinal_is_rank, _ranks_of_gpus(kept, placement)
+    )
+
+
+def _ranks_of_gpus(found: Iterable[Figure], placement: Placement) -> dict[str, int]:
+    ranks = {}
+    for owner in dict.fromkeys(one.owner for one in found if one.of == "gpu"):
+        host, _, gpu = owner.rpartition("/")
+        if (rank := placement.rank_of_gpu(host, gpu)) is not None:
+            ranks[owner] = rank
+    return ranks
 
 
 def _comparable(found: Sequence[Figure]) -> list[Figure]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from itertools import groupby
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 MAX_PREFIXES = 10  # per line
+LABELLED_LINES = 4  # in a row, with the same number: no list of items has such
 
 _ISO = re.compile(
     r"\[?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<time>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
@@ -87,9 +89,15 @@ def prefix_style(head: str, written: float) -> PrefixStyle:
     lines = [_untimed(line) for line in head.splitlines()[:200] if line.strip()]
     many = max(3, len(lines) * 0.6)
     at = datetime.fromtimestamp(max(written, 0.0), timezone.utc)
-    labels = sum(bool(_LABEL.match(line)) for line in lines) >= many
+    labels = sum(bool(_LABEL.match(line)) for line in lines) >= many or _has_labelled_block(lines)
     hosts = [match["host"] for line in lines if (match := _HOST_LABEL.match(line))]
     return PrefixStyle(labels, len(hosts) >= many and len(set(hosts)) <= len(hosts) / 2, at.year, at.month)
+
+
+def _has_labelled_block(lines: Sequence[str]) -> bool:
+    """True if several lines in a row have the same label: somebody pasted a part of srun's output into a text."""
+    labels = (match["rank"] if (match := _LABEL.match(line)) else None for line in lines)
+    return any(label is not None and sum(1 for _ in run) >= LABELLED_LINES for label, run in groupby(labels))
 
 
 def _untimed(line: str) -> str:

@@ -393,10 +393,13 @@ def test_prefix_names_the_process(raw: str, told: dict[str, Any]) -> None:
     assert line.text.endswith("text")
 
 
-def test_srun_labels_need_most_lines_of_the_file() -> None:
+def test_srun_labels_need_most_lines_of_the_file_or_a_block() -> None:
     head = "".join(f"{rank}: step {rank} loss 0.5\n" for rank in range(8))
     assert parse("3: text", prefix_style(head, 0.0)).rank == 3
     assert parse("3: text", prefix_style("a\nb\nc\n3: text\n", 0.0)).rank is None
+    pasted = "it stops\n" * 9 + "3: a\n3: b\n3: c\n3: d\n" + "as you see\n" * 9  # four lines of one task in a text
+    assert parse("3: text", prefix_style(pasted, 0.0)).rank == 3
+    assert parse("3: text", prefix_style(pasted.replace("3: b", "4: b"), 0.0)).rank is None
 
 
 # --- whose lines ----------------------------------------------------------------------------------

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hangdoc.postmortem.readers._logs.rank_numbering import RankNumbering
+from hangdoc.postmortem.readers._placement.numbering import RankNumbering
 
 
 def numbering(*texts: str) -> tuple[bool, bool]:

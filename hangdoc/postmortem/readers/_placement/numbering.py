@@ -15,7 +15,9 @@ _POD = r"(?:(?:stateful ?set )?pods?|replicas?|containers?|(?:pod )?ordinals?)"
 _NUMBER = r"(?:[ _-]?(?:ids?|index|indices|idx|numbers?|no\.?|nr\.?|ordinals?|names?))"
 _SAME = r"(?:==?|is|are|equals?|matches|match|follows?|corresponds? to|maps?(?: 1[:-]1)? to|same as|->|\u2192)"
 _ORDER = r"(?:,|\()? ?(?:ranks? |all |assigned |numbered |placed |mapped ){0,2}in (?:\w{1,12} )?order\b"
-_LOCAL = re.compile(r"\b(?:local|node)[ _-]?rank", re.IGNORECASE)
+_THINGS = re.compile(r"gpu|cuda|device|card|accelerator|gcd|[nxh]pu|pod|replica|container|ordinal|ind(?:ex|ices)")
+_LOCAL = re.compile(r"(?<![a-z])(?:local|node)[ _-]?(?:rank|id)", re.IGNORECASE)
+_MODULO = re.compile(r" ?(?:%|mod) ?\w")  # `gpu = rank % 8`
 _ONE_HOST = re.compile(
     r"\b(?:single|one|1|same)[ -](?:node|box|host|machine|server|system)\b|--standalone\b|\bnnodes[= ]1\b",
     re.IGNORECASE,
@@ -36,10 +38,12 @@ def _statements(thing: str) -> re.Pattern[str]:
     either = rf"{thing}{_NUMBER}?"
     return re.compile(
         rf"(?<![a-z]){rank} ?{_SAME} ?(?:(?:the|its|their|to) ){{0,2}}(?:pod |local |cuda )?{either}\b(?! ?[:=#]?\d)"
-        rf"|\b{either} ?{_SAME} ?(?:(?:the|its|their|to) ){{0,2}}(?:global |local )?{rank}\b(?! ?[:=#]?\d)"
+        rf"|\b{either} ?{_SAME} ?(?:(?:the|its|their|to) ){{0,2}}(?:global |local[ _-]?)?{rank}\b(?! ?[:=#]?\d)"
+        rf"|\b{thing} (?:of|to|from|by|=|is) (?:(?:its|their|the|own) ){{0,2}}(?:slurm_)?local[ _-]?(?:rank|id)\b"
+        rf"|\blocal[ _-]?rank (?:picks|selects|chooses|sets) (?:the )?{thing}\b"
         rf"|(?<![a-z])(?:ranks?|process|worker) (?P<one>[a-z])\b.{{0,24}}?\b{thing}[ :_-]{{0,2}}(?P=one)\b"
         rf"|\b{thing}[ :_-]{{0,2}}(?P<other>[a-z])\b.{{0,24}}?\b(?:ranks?|process|worker) (?P=other)\b"
-        rf"|\b(?:one|1|a(?: single)?) (?:rank|process|proc|task|worker) (?:per|for each|on each|for every|on every)"
+        rf"|\b(?:one|1|a(?: single)?) (?:rank|process|proc|task|worker) (?:per|an?|for each|on each|for every|on every)"
         rf" {thing}{_ORDER}"
         rf"|\branks?\b.{{0,24}}\bin (?:the )?(?:same )?"
         rf"(?:order of (?:the )?{thing}|{thing}[ -](?:index |number )?order)\b"
@@ -50,6 +54,11 @@ def _statements(thing: str) -> re.Pattern[str]:
 
 
 _OF_GPU = _statements(rf"(?:cuda|{_GPU})")
+_OF_CODE = re.compile(  # `torch.cuda.set_device(local_rank)`, `cuda:{LOCAL_RANK}`, `rank = 8 * node_rank + gpu`
+    r"set_device\([^)\n]{0,60}?(?:local_)?rank|\b(?:cuda|hip|xpu):[{$]{0,2}(?:local_)?rank\b"
+    r"|\brank ?= ?\d{1,4} ?\* ?node[ _]?(?:rank|idx|index|id)? ?\+ ?(?:gpu|device|local)",
+    re.IGNORECASE,
+)
 _OF_POD = _statements(_POD)
 _OF_ANY = _statements(r"(?:index|indices)")
 
@@ -71,18 +80,26 @@ class RankNumbering:
         if any(word in lowered for word in ("node", "host", "box", "machine", "server", "standalone", "system")):
             self._one_host = self._one_host or _ONE_HOST.search(text) is not None
             self._several_hosts = self._several_hosts or _SEVERAL_HOSTS.search(text) is not None
-        if not any(word in lowered for word in ("rank", "process", "worker", "task")):
+        if not any(word in lowered for word in ("rank", "process", "worker", "task", "localid")) or not _THINGS.search(
+            lowered
+        ):
             return
-        for pattern in (_OF_GPU, _OF_POD, _OF_ANY):
+        for pattern in (_OF_GPU, _OF_POD, _OF_ANY, _OF_CODE):
             found = pattern.search(text)
             if not found or _NOT.search(text[max(found.start() - 12, 0) : found.end()]):
                 continue
             if _EXCEPT.match(text, found.end()):
                 continue
-            self._local = self._local or _LOCAL.search(text[max(found.start() - 8, 0) : found.end()]) is not None
+            local = _LOCAL.search(text[max(found.start() - 8, 0) : found.end()]) or _MODULO.match(text, found.end())
+            self._local = self._local or local is not None
             self._gpus = self._gpus or pattern is not _OF_POD
-            self._pods = self._pods or pattern is not _OF_GPU
+            self._pods = self._pods or pattern not in (_OF_GPU, _OF_CODE)
             return
+
+    @property
+    def counts_gpus(self) -> bool:
+        """True if the GPUs of a host have the order of its ranks."""
+        return self._gpus
 
     @property
     def gpu_is_rank(self) -> bool:

@@ -1,0 +1,97 @@
+"""The layout of a job that launchers make: so many ranks on each node, node after node.
+
+torchrun gives node k the ranks k*n to k*n+n-1 (`_assign_worker_ranks` in its agent/server/api.py); accelerate,
+DeepSpeed and `mpirun --map-by slot` do the same. A host file lists `HOST slots=N` in the order of the ranks. DeepSpeed
+prints its mapping (deepspeed/launcher/launch.py): `global_rank_mapping=defaultdict(<class 'list'>, {'n11': [0, 1]})`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from hangdoc.evidence import limits
+from hangdoc.postmortem.readers._owner_hints import NAME
+from hangdoc.postmortem.readers._placement.statements import Seat
+
+MAX_LINE = 600  # characters
+MAX_PER_NODE = 1024
+MAX_MAPPED = 4096  # hosts in one line
+_UNIT = r"(?:gpus?|ranks?|proc(?:s|ess(?:es)?)?|workers?|tasks?|gcds?|devices?|accelerators?)"
+_PER_NODE = re.compile(
+    rf"--?n(?:um)?[_-]?proc(?:s|esses)?[_-]per[_-](?:node|machine)[= ](\d{{1,4}})"
+    rf"|--(?:ntasks|gpus)-per-node[= ](\d{{1,4}})"
+    rf"|(?<![\w.])(\d{{1,4}}) ?(?:x )?{_UNIT} ?(?:per|a|each|/|on each|on every) ?(?:node|host|machine|box|server)\b"
+    rf"|(?<![\w.])(?:\d{{1,4}}) (?:nodes|hosts|machines|boxes|servers) ?(?:x|\*|\u00d7|with|of) ?(\d{{1,4}})(?![\w.])"
+    r"|\brank ?= ?(\d{1,4}) ?\* ?node"
+    r"|\bNPROC_PER_NODE[= ](\d{1,4})|\bLOCAL_WORLD_SIZE[= ](\d{1,4})",
+    re.IGNORECASE,
+)
+_MAPPED = re.compile(rf"'(?!localhost'|127\.)({NAME})': \[(\d{{1,6}}(?:, \d{{1,6}}){{0,63}})\]")
+_SLOTS = re.compile(rf"\W{{0,4}}({NAME})\s{{1,20}}slots ?= ?(\d{{1,4}})\s*(?:max_slots=\d{{1,4}})?\s*")
+_BY_SLOT = re.compile(r"\b(?:mpirun|mpiexec|orterun|deepspeed|horovodrun|hostfile)\b", re.IGNORECASE)
+_OTHER_ORDER = re.compile(
+    r"--?map-by[ =]?(?:ppr:1:)?node|--?bynode|--?rankfile|--include|--exclude|cyclic", re.IGNORECASE
+)
+
+
+@dataclass(slots=True)
+class JobLayout:
+    """Takes the lines of a text in order."""
+
+    _sizes: Counter[int] = field(default_factory=Counter)
+    _mapped: list[Seat] = field(default_factory=list)
+    _slots: dict[str, int] = field(default_factory=dict)
+    _twice: bool = False  # a second list gives a host another place
+    _in_order: bool = False
+    _other: bool = False
+
+    def feed(self, text: str) -> None:
+        if "global_rank_mapping" in text[:MAX_LINE]:
+            self._mapped += [_mapped(*found.groups()) for found in islice(_MAPPED.finditer(text), MAX_MAPPED)]
+        if len(text) > MAX_LINE:
+            return
+        for found in _PER_NODE.finditer(text):
+            size = int(next(group for group in found.groups() if group))
+            if 0 < size <= MAX_PER_NODE:
+                self._sizes[size] += 1
+        if slots := _SLOTS.fullmatch(text):
+            name, count = slots[1].lower(), int(slots[2])
+            self._twice = self._twice or name in self._slots
+            if len(self._slots) < limits.MAX_RANKS and 0 < count <= MAX_PER_NODE:
+                self._slots.setdefault(name, count)
+        self._in_order = self._in_order or _BY_SLOT.search(text) is not None
+        self._other = self._other or _OTHER_ORDER.search(text) is not None
+
+    @property
+    def per_node(self) -> int | None:
+        """Ranks on each node; None: not stated, or not the same everywhere."""
+        return next(iter(self._sizes)) if len(self._sizes) == 1 else None
+
+    def seats(self, stated: Sequence[Seat]) -> Iterator[Seat]:
+        """What follows for each host, if the order of the nodes is stated."""
+        yield from self._mapped
+        if not self._other and not self._twice and self._in_order and len(self._slots) > 1:
+            first = 0
+            for host, count in self._slots.items():
+                yield _block(host, first, count)
+                first += count
+        size = self.per_node
+        nodes = {(seat.nodes[0], seat.host) for seat in stated if len(seat.nodes) == 1 and seat.host and not seat.ranks}
+        if size is not None and len({node for node, _ in nodes}) == len({host for _, host in nodes}) == len(nodes):
+            for node, host in sorted(nodes):
+                if node < limits.MAX_RANKS // size:
+                    yield _block(host, node * size, size)
+
+
+def _mapped(host: str, ranks: str) -> Seat:
+    """A host in DeepSpeed's mapping: `'n11': [0, 1, 2, 3]`."""
+    numbers = tuple(int(one) for one in ranks.split(", "))
+    return Seat(numbers, host, locals=tuple(range(len(numbers))))
+
+
+def _block(host: str, first: int, count: int) -> Seat:
+    return Seat(tuple(range(first, first + count)), host, locals=tuple(range(count)))

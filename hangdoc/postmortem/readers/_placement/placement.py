@@ -1,0 +1,202 @@
+"""The host, the PID, the GPU and the number on its host of each rank, as a text states them.
+
+A place is used only where it is stated, or follows without a guess. Of two statements that contradict each other,
+neither counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, as_rank, is_host_name, prompt_of
+from hangdoc.postmortem.readers._placement.layout import JobLayout
+from hangdoc.postmortem.readers._placement.numbering import RankNumbering
+from hangdoc.postmortem.readers._placement.statements import Seat, believable, may_state, seats_in
+from hangdoc.postmortem.readers._placement.tables import PlacementTable
+
+MAX_LINES = 2_000  # at the beginning of a text, and at its end: nobody states it in the middle of a log
+MAX_STATING = 2_000  # lines that name a rank, a node or a process
+MAX_LOCAL = 10_000  # number of a rank or GPU on its host
+LEAST_SPAN = 4  # ranks in one statement about a host: it speaks of all that run there
+LEAST_LABELS = 2  # lines with a name in front that make it the name of a host
+
+_LABEL = re.compile(r"\s{0,4}(?:\[|=+ |-+ |#+ )?([A-Za-z][\w.-]{1,60})(?:\]|:| \||:\d{1,9}:\d{1,9} \[)")
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+ValueT = TypeVar("ValueT", int, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a text states. The hosts in keys are in lower case, without their domain; "": not stated."""
+
+    hosts: Mapping[int, str] = field(default_factory=dict)  # rank -> host, as the text writes it
+    pids: Mapping[tuple[str, int], int] = field(default_factory=dict)  # (host, PID) -> rank
+    locals: Mapping[tuple[str, int], int] = field(default_factory=dict)  # (host, number on it) -> rank
+    gpus: Mapping[tuple[str, int], int] = field(default_factory=dict)  # (host, GPU) -> rank
+    buses: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (host, PCI bus and device) -> rank
+    local_is_rank: bool = True  # nothing shows that the number of a rank or GPU on its host is another than its rank
+    index_is_rank: bool = False  # the number of a GPU is its rank
+    ordinal_is_rank: bool = False  # the number at the end of a pod's name is its rank
+
+    def rank_of(self, process: ProcessRef) -> int | None:
+        """The rank of a process that is known by its PID, or by its number on its host."""
+        if process.rank is not None or process.pid is None:
+            return process.rank
+        host, local = _short(process.host), LOCAL_PIDS - process.pid
+        if 0 <= local < MAX_LOCAL:
+            return self.locals.get((host, local), self.gpus.get((host, local)))
+        found = {
+            rank for (at, pid), rank in self.pids.items() if pid == process.pid and (not at or not host or at == host)
+        }
+        return found.pop() if len(found) == 1 else None
+
+    def rank_of_gpu(self, host: str | None, gpu: str) -> int | None:
+        """The rank that uses a GPU of a host, by the number or the PCI address of the GPU."""
+        if gpu.isdecimal():
+            return self.gpus.get((_short(host), int(gpu[:9])))
+        return self.buses.get((_short(host), _bus(gpu)))
+
+    def placed(self, piece: Piece) -> Piece:
+        """A piece whose process has the rank and the host that the text gives it."""
+        process = piece.process
+        rank = self.rank_of(process)
+        host = process.host or (self.hosts.get(rank) if rank is not None else None)
+        if (rank, host) == (process.rank, process.host):
+            return piece
+        pid = None if process.pid is not None and process.pid < 0 else process.pid
+        return replace(piece, process=replace(process, rank=rank, host=host, pid=pid))
+
+
+def placement_of(text: str) -> Placement:
+    """What a text states about the places of its ranks."""
+    numbering, layout, table = RankNumbering(), JobLayout(), PlacementTable()
+    stated: list[Seat] = []
+    hosts: Counter[str] = Counter()
+    stating = 0
+    for line in _outer_lines(text):
+        numbering.feed(line)
+        layout.feed(line)
+        hosts.update(_named_host(line))
+        if row := table.feed(line):
+            stated.append(row)
+        elif stating < MAX_STATING and may_state(line) and not prompt_of(line):
+            stating += 1
+            stated += seats_in(line)
+    known = frozenset(name for name, count in hosts.items() if count >= LEAST_LABELS)
+    seats = believable(stated, known)
+    return _joined([*seats, *layout.seats(seats)], numbering, layout.per_node)
+
+
+def _outer_lines(text: str) -> list[str]:
+    lines = text.split("\n")
+    return lines if len(lines) <= 2 * MAX_LINES else [*lines[:MAX_LINES], *lines[-MAX_LINES:]]
+
+
+def _named_host(line: str) -> dict[str, int]:
+    """The host that a prompt names, or perhaps a label in front of the line, and how much that counts."""
+    if prompt := prompt_of(line):
+        return {prompt.host.lower(): LEAST_LABELS} if prompt.host else {}
+    label = _LABEL.match(line)
+    is_host = label is not None and is_host_name(label[1]) and as_rank(label[1]) is None
+    return {label[1].lower(): 1} if label and is_host else {}
+
+
+def _joined(stated: Sequence[Seat], numbering: RankNumbering, per_node: int | None) -> Placement:
+    hosts = _unique((rank, seat.host) for seat in stated if seat.host for rank in seat.ranks)
+    doubted = {rank for seat in stated if seat.host for rank in seat.ranks if rank not in hosts}
+    seats = [seat for seat in stated if doubted.isdisjoint(seat.ranks)]
+    locals_ = _unique(_numbers(seats, "locals", hosts))
+    gpus = _unique(_numbers(seats, "gpus", hosts))
+    for host, ranks in _whole_hosts(seats, hosts, per_node).items():
+        for number, rank in enumerate(ranks):
+            locals_.setdefault((host, number), rank)
+            if numbering.counts_gpus:
+                gpus.setdefault((host, number), rank)
+    one_host = len({_short(host) for host in hosts.values()}) < 2
+    local_is_rank = one_host and all(number == rank for (_, number), rank in (*locals_.items(), *gpus.items()))
+    return Placement(
+        hosts,
+        _unique(_numbers(seats, "pids", hosts)),
+        locals_,
+        gpus,
+        _buses(seats, hosts, gpus),
+        local_is_rank,
+        numbering.gpu_is_rank and local_is_rank,
+        numbering.ordinal_is_rank,
+    )
+
+
+def _numbers(seats: Iterable[Seat], kind: str, hosts: Mapping[int, str]) -> Iterator[tuple[tuple[str, int], int]]:
+    """The PIDs, GPUs or local ranks of ranks, by host. Lists of different lengths say nothing."""
+    for seat in seats:
+        numbers: tuple[int, ...] = getattr(seat, kind)
+        if len(numbers) == len(seat.ranks):
+            for rank, number in zip(seat.ranks, numbers, strict=True):
+                yield (_short(seat.host or hosts.get(rank)), number), rank
+
+
+def _buses(
+    seats: Iterable[Seat], hosts: Mapping[int, str], gpus: Mapping[tuple[str, int], int]
+) -> dict[tuple[str, str], int]:
+    """The ranks at PCI addresses, by a statement about the rank, or about its GPU."""
+    found: list[tuple[tuple[str, str], int]] = []
+    for seat in seats:
+        if seat.bus is None:
+            continue
+        host = _short(seat.host or (hosts.get(seat.ranks[0]) if seat.ranks else None))
+        rank = seat.ranks[0] if len(seat.ranks) == 1 else None
+        if rank is None and not seat.ranks and len(seat.gpus) == 1:
+            rank = gpus.get((host, seat.gpus[0]))
+        if rank is not None:
+            found.append(((host, _bus(seat.bus)), rank))
+    return _unique(found)
+
+
+def _whole_hosts(seats: Iterable[Seat], hosts: Mapping[int, str], per_node: int | None) -> dict[str, Sequence[int]]:
+    """The ranks of each host of which all ranks are stated, if they are in a row."""
+    ranks_on: dict[str, list[int]] = defaultdict(list)
+    for rank, host in sorted(hosts.items()):
+        ranks_on[_short(host)].append(rank)
+    spans = {seat.ranks for seat in seats if len(seat.ranks) >= LEAST_SPAN}
+    every = len({len(ranks) for ranks in ranks_on.values()}) == 1 and sorted(hosts) == list(range(len(hosts)))
+    return {
+        host: ranks
+        for host, ranks in ranks_on.items()
+        if _is_block(ranks) and per_node in (None, len(ranks)) and (per_node or every or tuple(ranks) in spans)
+    }
+
+
+def _is_block(ranks: Sequence[int]) -> bool:
+    """True for consecutive ranks as a launcher gives them to one node."""
+    count = len(ranks)
+    return count > 1 and ranks[-1] - ranks[0] + 1 == count and ranks[0] % count == 0
+
+
+def _unique(pairs: Iterable[tuple[KeyT, ValueT]]) -> dict[KeyT, ValueT]:
+    """What is stated once, or always in the same way."""
+    found: dict[KeyT, ValueT] = {}
+    doubted = set()
+    for key, value in pairs:
+        known = found.setdefault(key, value)
+        same = _short(known) == _short(value) if isinstance(known, str) and isinstance(value, str) else known == value
+        if not same:
+            doubted.add(key)
+    return {key: value for key, value in found.items() if key not in doubted}
+
+
+def _short(host: str | None) -> str:
+    """A host without its domain, in lower case; "": none."""
+    return (host if host[:1].isdecimal() else host.partition(".")[0]).lower() if host else ""
+
+
+def _bus(address: str) -> str:
+    """A PCI address without its domain and function: `9b:00` for `00000000:9B:00.0`."""
+    return ":".join(address.lower().partition(".")[0].split(":")[-2:])

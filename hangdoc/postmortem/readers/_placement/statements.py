@@ -1,0 +1,212 @@
+"""Statements about which rank is which process on which host, one line at a time.
+
+Tokens that only linking words or marks separate belong to one statement: `rank 12 = cnode44, pid 30217`, `gx14 holds
+ranks 8-15`, `node2 (ranks 16 to 23)`, `# Rank 1 Group 0 Pid 4752 on w2 device 0` (nccl-tests: src/common.cu),
+`RANK=3 LOCAL_RANK=1`. In a list, a bare number stands for what stood at its place before: `ranks 0-3: a01, 4-7: a02`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from hangdoc.postmortem.readers._owner_hints import PID_FIRST
+from hangdoc.postmortem.readers._placement.tokens import (
+    BARE,
+    BUS,
+    GPU,
+    HOST,
+    LOCAL,
+    NODE,
+    PID,
+    RANK,
+    Token,
+    tokens_in,
+)
+
+MAX_LINE = 600  # characters
+MAX_GAP = 60  # characters between the tokens of a statement
+
+_ABOUT = re.compile(r"rank|procid|process|\bpid|\bnode", re.IGNORECASE)
+_OUTPUT = re.compile(r"\s{0,8}\[rank\d{1,6}\]:")
+_STRONG_WORDS = (
+    r"on|at|is|are|has|have|holds?|hosts?|owns?|runs?|running|lives?|sits?|located|placed|uses?|using|gets?|got"
+    r"|host(?:name)?|nodes?|machine|server|box|pod|ip|with"
+)
+_WEAK_WORDS = (
+    r"and|the|in|of|as|its?|that|their|there|here|which|worker|process(?:es)?|one|first|second|third|last|other"
+)
+_LINK = re.compile(rf"(?:[\s:=()\[\]|/>,~@\"'\u2192-]|\b(?:{_STRONG_WORDS}|{_WEAK_WORDS})\b){{0,60}}", re.IGNORECASE)
+_STRONG = re.compile(rf"\b(?:{_STRONG_WORDS})\b|=|->|\u2192|@", re.IGNORECASE)
+_NEXT_ITEM = re.compile(r"[\s,;)|]*(?:and |then )?(?:the )?\s*")
+_ENDS = re.compile(r"\s*(?:$|[,;)|.\]]|and\b|while\b|but\b|->)", re.IGNORECASE)
+_CUE = re.compile(r"\b(?:on|host(?:name)?|node|machine|server|box|pod)[ :=]{1,3}$|@$", re.IGNORECASE)
+_OF_PIDS = re.compile(r"\bpids?\b(?![\s:=#(]{0,3}\d)", re.IGNORECASE)
+# A note at the end of a line with a process: `Process 811: python t.py   # RANK 0`, `(SLURM_PROCID=1)`, `<- rank 2`.
+_OF_PROCESS = re.compile(
+    r"\W{0,8}(?:Process |pid[ :=]{1,2})(\d{2,9})\b|.{0,200}?py-spy .{0,60}?(?:-p|--pid)[ =](\d{2,9})\b"
+)
+_NOTE = re.compile(r"(?:\s#+|<[-=]+|\u2190|\s//|\s--(?=\s)|\s\(|\s\[|=>|\s->)\s?([^#()\[\]]{3,80})[)\]]?\s*$")
+_ASKED = re.compile(r"[^.;]{0,60}\?")
+_NOT_NOW = re.compile(
+    r"\b(?:not|isn't|was|were|used to|moved|formerly|yesterday|old|if|should|maybe|probably|unsure)\b|\?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What one statement says. Lists of ranks and of PIDs, GPUs or local ranks correspond if they are equally long."""
+
+    ranks: tuple[int, ...] = ()
+    host: str | None = None
+    pids: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+    locals: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+    bus: str | None = None
+    firm: bool = True  # False: whether the name is a host depends on the rest of the text
+    listed: bool = False  # a number in front of a rank: a PID if several lines have this form
+
+
+@dataclass(slots=True)
+class _Group:
+    """Tokens of one statement."""
+
+    tokens: list[Token] = field(default_factory=list)
+    strong: bool = False  # a word or an arrow links its host
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(token.kind for token in self.tokens)
+
+
+def may_state(text: str) -> bool:
+    """True for a line that names a rank, a process or a node, and is no output of a rank."""
+    return len(text) <= MAX_LINE and _ABOUT.search(text) is not None and not _OUTPUT.match(text)
+
+
+def seats_in(text: str) -> Iterator[Seat]:
+    """The statements in a line."""
+    if noted := _of_noted_process(text):
+        yield noted
+    elif listed := PID_FIRST.fullmatch(text):
+        yield Seat((int(listed[2]),), pids=(int(listed[1]),), listed=True)
+    else:
+        yield from filter(None, (_seat(group, text) for group in _Line(text).groups()))
+
+
+def _of_noted_process(text: str) -> Seat | None:
+    """The rank that a note at the end of a line gives to the process at its beginning."""
+    process, note = _OF_PROCESS.match(text), _NOTE.search(text)
+    if not process or not note or _NOT_NOW.search(note[1]):
+        return None
+    tokens = list(tokens_in(note[1]))
+    ranks = [token.numbers for token in tokens if token.kind == RANK]
+    hosts = [token.text for token in tokens if token.kind == HOST]
+    if len(ranks) != 1 or len(ranks[0]) != 1:
+        return None
+    return Seat(ranks[0], hosts[0] if len(hosts) == 1 else None, (int(process[1] or process[2]),))
+
+
+class _Line:
+    """Groups the tokens of a line into statements."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._of_pids = _OF_PIDS.search(text) is not None
+        self._group = _Group()
+        self._shape: Sequence[str] = ()  # kinds of tokens in the statement before, for the next items of a list
+
+    def groups(self) -> Iterator[_Group]:
+        end = 0
+        for token in tokens_in(self._text):
+            gap, end = self._text[end : token.start], token.end
+            linked = bool(self._group.tokens) and len(gap) <= MAX_GAP and _LINK.fullmatch(gap) is not None
+            item = _NEXT_ITEM.fullmatch(gap) is not None
+            if not linked and not (item and self._group.tokens):
+                yield self._group
+                self._group, self._shape = _Group(), self._shape if gap.strip() == ";" else ()
+            if token.kind == BARE:
+                token = replace(token, kind=self._kind_of_bare(token, gap, linked, item))
+            if token.kind == BARE:
+                yield self._group
+                self._group = _Group()
+                continue
+            if self._group.tokens and (not linked or token.kind in self._group.kinds):
+                yield self._group
+                self._shape = self._group.kinds if len(self._group.tokens) > 1 else self._shape
+                self._group = _Group()
+            self._add(token, gap)
+        yield self._group
+
+    def _add(self, token: Token, gap: str) -> None:
+        if self._group.tokens and HOST in (token.kind, *self._group.kinds):
+            closed = "(" in gap and self._text.startswith(")", token.end)
+            self._group.strong = self._group.strong or closed or _STRONG.search(gap) is not None
+        self._group.tokens.append(token)
+
+    def _kind_of_bare(self, token: Token, gap: str, linked: bool, item: bool) -> str:
+        """What a number without a word is, by its place in the statement or in the list."""
+        kinds, shape = self._group.kinds, self._shape
+        if linked and kinds == (RANK,) and self._of_pids and len(token.numbers) == 1 and "," not in gap:
+            return PID
+        if linked and kinds == (HOST,) and RANK in shape and _STRONG.search(gap):
+            return RANK
+        if linked and kinds and len(kinds) < len(shape) and kinds == tuple(shape[: len(kinds)]):
+            return shape[len(kinds)]
+        first = kinds[0] if len(kinds) > 1 else shape[0] if shape and not kinds else BARE
+        return first if item and first in (RANK, NODE, PID) else BARE
+
+
+def _seat(group: _Group, text: str) -> Seat | None:
+    """The statement of a group of tokens. None: it links nothing, or does not speak of what is so now."""
+    if len(group.tokens) < 2:
+        return None
+    by_kind = {token.kind: token for token in group.tokens}
+    first, last = group.tokens[0], group.tokens[-1]
+    if _NOT_NOW.search(text[max(first.start - 24, 0) : first.start] + " " + text[first.end : last.start]):
+        return None
+    if text.startswith("'s", last.end) or _ASKED.match(text, last.end):
+        return None
+    host, firm = by_kind.get(HOST), True
+    if host is not None and {RANK, NODE} & by_kind.keys():
+        cued = _CUE.search(text[: host.start]) is not None
+        firm = group.strong or cued or bool(by_kind.keys() & {PID, LOCAL, GPU})
+        if not firm and not _ENDS.match(text, last.end):
+            return None
+    numbers = {kind: token.numbers for kind, token in by_kind.items()}
+    return Seat(
+        ranks=numbers.get(RANK, ()),
+        host=host.text if host else None,
+        pids=numbers.get(PID, ()),
+        gpus=numbers.get(GPU, ()),
+        locals=numbers.get(LOCAL, ()),
+        nodes=numbers.get(NODE, ()),
+        bus=by_kind[BUS].text if BUS in by_kind else None,
+        firm=firm,
+    )
+
+
+def believable(stated: Sequence[Seat], hosts: frozenset[str]) -> list[Seat]:
+    """The statements without names that only may be hosts: nothing else in the text shows that they are."""
+    firm_hosts = {seat.host.lower() for seat in stated if seat.firm and seat.host}
+    series = _series(seat.host for seat in stated if seat.host and (seat.firm or len(seat.ranks) > 1 or seat.nodes))
+    listed = [(seat.pids, seat.ranks) for seat in stated if seat.listed]
+    are_pids = len({pids for pids, _ in listed}) == len({ranks for _, ranks in listed}) > 1
+    kept = []
+    for seat in stated:
+        name = (seat.host or "").lower()
+        if seat.listed and not are_pids:
+            continue
+        in_series = name in series and (len(seat.ranks) > 1 or bool(seat.nodes))
+        if seat.firm or name in hosts or name in firm_hosts or in_series:
+            kept.append(seat)
+    return kept
+
+
+def _series(names: Iterable[str]) -> frozenset[str]:
+    """The names that differ from another one only in their numbers: `a01`, `a02`."""
+    every = {name.lower() for name in names}
+    stems = [re.sub(r"\d+", "#", name) for name in every]
+    return frozenset(name for name in every if stems.count(re.sub(r"\d+", "#", name)) > 1)

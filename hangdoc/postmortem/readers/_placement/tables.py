@@ -1,0 +1,93 @@
+"""Tables of ranks and their hosts, PIDs or GPUs: `RANK HOST PID GPU` above rows, `rank -> host` above `0 -> a01`.
+
+`srun --label hostname` prints such a table, too: `0: n11` for each task.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from hangdoc.postmortem.readers._owner_hints import NAME
+from hangdoc.postmortem.readers._placement.statements import Seat
+
+MAX_CELLS = 12
+MAX_LINE = 300  # characters
+_COLUMNS = {
+    "rank": "rank", "global rank": "rank", "global_rank": "rank", "world_rank": "rank", "procid": "rank",
+    "slurm_procid": "rank", "host": "host", "hostname": "host", "node": "host", "nodename": "host", "machine": "host",
+    "pod": "host", "server": "host", "pid": "pid", "gpu": "gpu", "cuda": "gpu", "device": "gpu", "local": "local",
+    "local rank": "local", "local_rank": "local", "localid": "local", "localrank": "local", "node_rank": "node",
+    "node rank": "node",
+}  # fmt: skip
+_NEEDED = frozenset({"host", "pid", "gpu", "local"})
+_SPLIT = re.compile(r"\s*(?:->|=>|\u2192|\||\t|,|=|:(?=\s|$)|\s{2,})\s*")
+_HOST_OF_EACH = re.compile(r"\bsrun\b.{0,120} (?:-l|--label)\b.{0,120}\bhostname\b")
+_NAME, _NUMBER = re.compile(NAME), re.compile(r"\d{1,9}")
+
+
+def _cells(text: str, wide: bool) -> list[str]:
+    text = text.strip().strip("|+-#*").strip()
+    return (text.split() if wide else _SPLIT.split(text))[:MAX_CELLS]
+
+
+class PlacementTable:
+    """Takes the lines of a text in order, and finds the rows below a head."""
+
+    def __init__(self) -> None:
+        self._columns: Sequence[str] = ()
+        self._wide = False
+
+    def feed(self, text: str) -> Seat | None:
+        """The statement in a row."""
+        if not text.strip() or len(text) > MAX_LINE:
+            self._columns = () if len(text) > MAX_LINE else self._columns
+            return None
+        if self._opens(text):
+            return None
+        return self._row(text) if self._columns else None
+
+    def _opens(self, text: str) -> bool:
+        if _HOST_OF_EACH.search(text):
+            self._columns, self._wide = ("rank", "host"), False
+            return True
+        for wide in (False, True):
+            names = [_COLUMNS.get(cell.lower(), "") for cell in _cells(text, wide)]
+            known = [name for name in names if name]
+            if (
+                "rank" in known
+                and _NEEDED & set(known)
+                and len(known) == len(set(known))
+                and 3 * len(known) >= len(names)
+            ):
+                if any(re.search(r"\d", cell) for cell in _cells(text, wide)):
+                    continue
+                self._columns, self._wide = names, wide
+                return True
+        return False
+
+    def _row(self, text: str) -> Seat | None:
+        if not re.search(r"\w", text):
+            return None  # a ruler
+        cells = _cells(text, self._wide)
+        if len(cells) != len(self._columns):
+            self._columns = ()
+            return None
+        row = dict(_typed(zip(self._columns, cells, strict=True)))
+        if "rank" not in row or len(row) < 2:
+            self._columns = ()
+            return None
+        number = {name: (int(value),) for name, value in row.items() if name != "host"}
+        return Seat(
+            number["rank"], row.get("host"), number.get("pid", ()), number.get("gpu", ()), number.get("local", ()),
+            number.get("node", ()),
+        )  # fmt: skip
+
+
+def _typed(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """The cells of known columns that hold what their head says."""
+    for name, cell in pairs:
+        value = re.sub(r"^(?:rank|cuda:|gpu ?|pid )", "", cell, flags=re.IGNORECASE).strip(" :|")
+        form = _NAME if name == "host" else _NUMBER
+        if name and form.fullmatch(value):
+            yield name, value

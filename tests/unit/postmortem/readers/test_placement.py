@@ -1,0 +1,161 @@
+"""Where ranks run, as texts state it: what counts as a statement, and what does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangdoc.evidence.pieces import ProcessRef
+from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, prompt_of
+from hangdoc.postmortem.readers._placement.placement import placement_of
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("rank 12 = cnode44, pid 30217:", {12: "cnode44"}),
+        ("ranks 4-7 on cn31", dict.fromkeys(range(4, 8), "cn31")),
+        ("gx14 holds ranks 8-15", dict.fromkeys(range(8, 16), "gx14")),
+        ("node2 (ranks 16 to 23)", dict.fromkeys(range(16, 24), "node2")),
+        (
+            "Ranks 0..3 live on gpu-a01; 4..7 on gpu-a02",
+            {**dict.fromkeys(range(4), "gpu-a01"), **dict.fromkeys(range(4, 8), "gpu-a02")},
+        ),
+        ("ranks 0-3: k01, 4-7: k02", {**dict.fromkeys(range(4), "k01"), **dict.fromkeys(range(4, 8), "k02")}),
+        ("# on gpu07 (rank 12)", {12: "gpu07"}),
+        ("rank 3 runs on hpc-n12.cluster.local", {3: "hpc-n12.cluster.local"}),
+        ("[Rank 3] Hostname: wk-03 | Master: 10.1.0.1:29500", {3: "wk-03"}),
+        ("#  Rank  1 Group  0 Pid 475220 on lab-w2 device  0 [0x01] NVIDIA GeForce RTX 4090", {1: "lab-w2"}),
+        ("SLURM_PROCID 5 host n7", {5: "n7"}),
+        ("rank 3/8 on n4, rank 5 of 8 on n6", {3: "n4", 5: "n6"}),
+        ("rank 9 is on dgx-4, rank 10 is on dgx-5", {9: "dgx-4", 10: "dgx-5"}),
+        ("global rank 5 -> worker-1 / local 1", {5: "worker-1"}),
+        ("the machine with ranks 2 and 3 is h9", {2: "h9", 3: "h9"}),
+        ("rank -> host\n0 -> ab01\n1 -> ab02\n2 -> ab03", {0: "ab01", 1: "ab02", 2: "ab03"}),
+        ("RANK  HOST    PID    GPU\n0     cn04    30211  0\n1     cn04    30212  1", {0: "cn04", 1: "cn04"}),
+        ("| rank | node | pid |\n|---|---|---|\n| 0 | cn04 | 30211 |\n| 1 | cn05 | 811 |", {0: "cn04", 1: "cn05"}),
+        ("--nproc-per-node 2, NODE_RANK 0 = ga1, 1 = ga2", {0: "ga1", 1: "ga1", 2: "ga2", 3: "ga2"}),
+        ("2 GPUs per node, node 0 = hgx11, node 1 = hgx12", {0: "hgx11", 1: "hgx11", 2: "hgx12", 3: "hgx12"}),
+        ("torchrun --nproc_per_node=2 --node_rank 1 on c3", {2: "c3", 3: "c3"}),
+        (
+            "8 per node: first (ga11) has ranks 0-1 and the second one (ga14) 2-3",
+            {0: "ga11", 1: "ga11", 2: "ga14", 3: "ga14"},
+        ),
+        ("2 ranks per node\nnode rank 0 - ga1\nnode rank 1 - ga2", {0: "ga1", 1: "ga1", 2: "ga2", 3: "ga2"}),
+        ("$ srun -l hostname\n0: ga1\n1: ga1\n2: ga2", {0: "ga1", 1: "ga1", 2: "ga2"}),
+        ('{"rank": 3, "host": "ga1", "pid": 4123}', {3: "ga1"}),
+        (
+            "global_rank_mapping=defaultdict(<class 'list'>, {'ga1': [0, 1], 'ga2': [2, 3]})",
+            {0: "ga1", 1: "ga1", 2: "ga2", 3: "ga2"},
+        ),
+        ("mpirun --hostfile hf\nnid1 slots=2\nnid2 slots=1", {0: "nid1", 1: "nid1", 2: "nid2"}),
+        # no statements
+        ("rank 3 is not on cn31", {}),
+        ("rank 3 was on cn31 yesterday", {}),
+        ("rank 3 on cn31, no, rank 3 on cn32", {}),
+        ("is rank 3 on cn31?", {}),
+        ("rank 0: conv1\nrank 1: conv2", {}),
+        ("rank 3 at step8100", {}),
+        ("rank 3 on stream7", {}),
+        ("rank 3 lost its connection to cn31", {}),
+        ("[rank3]: connection closed by cn31", {}),
+        ("rank 2: cn31 unreachable", {}),
+        ("rank 2 waits for rank 5 on gloo0", {}),
+        ("we moved rank 3 to cn44", {}),
+        ("ranks 0-7 in all_reduce, cn31 idle", {}),
+        ("rank 1 uses an H100, rank 2 an a100", {}),
+        ("mpirun --map-by node --hostfile hf\nnid1 slots=2\nnid2 slots=2", {}),
+        ("nid1 slots=2\nnid2 slots=2", {}),
+    ],
+)
+def test_hosts(text: str, hosts: dict[int, str]) -> None:
+    assert placement_of(text).hosts == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "pids"),
+    [
+        ("rank 12 = cnode44, pid 30217:", {30217: 12}),
+        ("pid 4711 is rank 3", {4711: 3}),
+        ("pids 4412 (rank 0), 4413 (rank 1)", {4412: 0, 4413: 1}),
+        ("PIDs: rank 0 is 40211, rank 1 is 40212", {40211: 0, 40212: 1}),
+        ("ranks 0-3 have pids 911-914", {911: 0, 912: 1, 913: 2, 914: 3}),
+        ("Process 70112: python train.py     # RANK 0", {70112: 0}),
+        ("Process 55103: python main.py          (SLURM_PROCID=1)", {55103: 1}),
+        ("Process 602: python t.py    <- rank 1", {602: 1}),
+        ("py-spy dump --pid 602   # this is rank 1", {602: 1}),
+        ("71820 RANK=0\n71975 RANK=2", {71820: 0, 71975: 2}),
+        ("71820 RANK=0", {}),  # may be any number
+        ("Process 70112: python train.py --ranks 8", {}),
+        ("rank 1 exited, pid 771 is the launcher", {}),
+        ("rank 1 (pid 10), rank 2 (pid 10)", {}),
+    ],
+)
+def test_pids(text: str, pids: dict[int, int]) -> None:
+    assert {pid: rank for (_, pid), rank in placement_of(text).pids.items()} == pids
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "rank"),
+    [
+        ("hb21 holds ranks 0-7, hb22 holds ranks 8-15; one rank per GPU, in order.", "6", 14),
+        ("NODE_RANK 0 = hb21, 1 = hb22, --nproc_per_node 8, local rank i -> cuda:i", "6", 14),
+        ("ranks 8-15 on hb22, device = LOCAL_RANK", "6", 14),
+        ("rank 12 is on GPU 4 of hb22, that is 0000:9b:00.0", "00000000:9B:00.0", 12),
+        ("hb21 holds ranks 0-7, hb22 holds ranks 8-15\n    torch.cuda.set_device(local_rank)", "6", 14),
+        ("rank = 8 * node_rank + gpu, node rank 0 is hb21, node rank 1 is hb22", "6", 14),
+        ("hb21 holds ranks 0-7, hb22 holds ranks 8-15", "6", None),  # which GPU a rank uses is open
+        (
+            "hb21 has rank 4, hb22 has ranks 6 and 7, one rank per GPU, in order",
+            "1",
+            None,
+        ),  # and ranks of hb22 are missing
+        ("hb22 holds ranks 8-11, one rank per GPU in order, 8 GPUs per node", "1", None),
+    ],
+)
+def test_gpus(text: str, gpu: str, rank: int | None) -> None:
+    assert placement_of(text).rank_of_gpu("hb22", gpu) == rank
+
+
+@pytest.mark.parametrize(
+    ("text", "alike"),
+    [
+        ("one rank per GPU, in order", True),
+        ("hb21 holds ranks 0-7, one rank per GPU, in order", True),
+        ("hb22 holds ranks 8-15, one rank per GPU, in order", False),  # of the table of any host
+        ("rank 4 runs on n41, rank 6 on n42, one rank per GPU, in order", False),
+    ],
+)
+def test_the_number_of_a_gpu_is_its_rank(text: str, alike: bool) -> None:
+    found = placement_of(text)
+    assert (found.index_is_rank, found.local_is_rank) == (alike, alike)
+
+
+@pytest.mark.parametrize(
+    ("line", "host"),
+    [
+        ("$ kubectl exec trainer-1 -- nvidia-smi", "trainer-1"),
+        ("$ kubectl -n ml exec -it pod/trainer-1 -c main -- nvidia-smi", "trainer-1"),
+        ("$ srun --overlap -w gx14 nvidia-smi", "gx14"),
+        ("$ pdsh -w gx14 uptime", "gx14"),
+        ("$ pdsh -w gx[11-14] uptime", None),
+        ("$ srun -N2 nvidia-smi", None),
+    ],
+)
+def test_where_a_command_ran(line: str, host: str | None) -> None:
+    prompt = prompt_of(line)
+    assert prompt is not None
+    assert (prompt.host, prompt.states_host) == (host, True)
+
+
+def test_a_number_on_a_host_is_the_rank_of_that_host() -> None:
+    placement = placement_of("ranks 0-3 on tr-0, ranks 4-7 on tr-1")
+    assert placement.rank_of(ProcessRef(host="tr-1.example", pid=LOCAL_PIDS - 2)) == 6
+    assert placement.rank_of(ProcessRef(host="tr-2", pid=LOCAL_PIDS - 2)) is None
+    assert placement.rank_of(ProcessRef(pid=LOCAL_PIDS - 2)) is None
+
+
+def test_the_same_pid_on_another_host_is_another_process() -> None:
+    placement = placement_of("rank 3 = cn04, pid 811\nrank 9 = cn05, pid 811")
+    assert placement.rank_of(ProcessRef(host="cn05", pid=811)) == 9
+    assert placement.rank_of(ProcessRef(host="cn06", pid=811)) is None
+    assert placement.rank_of(ProcessRef(pid=811)) is None
