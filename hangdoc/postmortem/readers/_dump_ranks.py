@@ -194,14 +194,23 @@ def _rank_from_command(dump: ProcessDump) -> int | None:
 
 
 def _ranks_from_gpus(processes: list[ProcessRef]) -> list[ProcessRef]:
-    """Ranks from the GPU or worker numbers in headings; on several hosts they are unknown."""
-    named = [process for process in processes if process.pid is not None and -(10**4) < process.pid - LOCAL_PIDS <= 0]
+    """Ranks from the GPU or worker numbers in headings; on several hosts they are unknown.
+
+    Beside a PID, the number of a single process is none: its job may have several hosts.
+    """
     if len({process.host for process in processes}) > 1:
         return processes
-    return [
-        replace(process, rank=LOCAL_PIDS - (process.pid or 0), pid=None) if process in named else process
-        for process in processes
-    ]
+    several = len({process.local for process in processes if process.local is not None}) > 1
+    return [_numbered(process, several) for process in processes]
+
+
+def _numbered(process: ProcessRef, several: bool) -> ProcessRef:
+    """A process by its number on its host, if that is its rank."""
+    if process.local is None or process.rank is not None:
+        return process
+    if process.pid == LOCAL_PIDS - process.local:
+        return replace(process, rank=process.local, pid=None)
+    return replace(process, rank=process.local) if several else process
 
 
 def _ranks_from_local_ranks(ranks: Sequence[ProcessDump], processes: Sequence[ProcessRef]) -> list[ProcessRef] | None:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, NAME, OwnerHints
+from hangdoc.postmortem.readers._owner_hints import NAME, OwnerHints
 from hangdoc.postmortem.readers._text_source import text_source
 from hangdoc.system import input_limits
 
@@ -142,9 +142,7 @@ def _of_each_owner(pieces: Iterable[Piece], hints: OwnerHints, unprefixed: Owner
 
 def _number_of(process: ProcessRef) -> int | None:
     """Its rank, or else its number on its host."""
-    if process.rank is None and process.pid is not None and 0 <= LOCAL_PIDS - process.pid < 10**4:
-        return LOCAL_PIDS - process.pid
-    return process.rank
+    return process.local if process.rank is None else process.rank
 
 
 def _prefix(

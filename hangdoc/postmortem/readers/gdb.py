@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from hangdoc.evidence import Frame
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
@@ -133,7 +135,7 @@ class _Parser:
             if pid is None and not self._core:  # gdb numbers the main thread 1 when it attaches; TID 0: not stated
                 pid = next((one.tid for one in self._threads.values() if one.number == 1), None) or None
             record = stacks_record([_joined(one, pid) for one in self._threads.values()])
-            process = ProcessRef(self._process.rank, self._process.host, pid)
+            process = replace(self._process, rank=self._hints.rank_of(self._process, pid), pid=pid)
             if record is not None:
                 self.pieces.append(Piece(process, "stacks", ProcessDump(process, record, self._command)))
         self._process, self._threads, self._last, self._command, self._core = None, {}, None, "", False

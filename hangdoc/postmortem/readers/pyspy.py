@@ -14,6 +14,7 @@ from hangdoc.evidence import Frame, Variable
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
+from hangdoc.postmortem.readers._elided import EarlierStacks, elision
 from hangdoc.postmortem.readers._frames import (
     MAX_THREADS,
     MAX_VARIABLES,
@@ -75,6 +76,7 @@ class _Parser:
         self._frame: tuple[str, str] | None = None  # waits for its variables
         self._variables: list[tuple[str, list[str], bool]] | None = None
         self._section: str | None = None
+        self._earlier = EarlierStacks()
 
     def feed(self, text: str) -> bool:
         if found := _PROCESS.match(text):
@@ -82,8 +84,13 @@ class _Parser:
                 self._parent = int(found[2])
             else:
                 self.end()
+                self._hints.observe_command(found[3])
                 self._command, self._process = found[3][:4096], self._hints.take(int(found[2]))
             return True
+        if self._process is not None and not self._threads and (mark := elision(text)) and mark.said:
+            self._hints.give_back(self._process)
+            self._process = None
+            return False
         if (found := _PYTHON.fullmatch(text)) and self._process is not None:
             self._python = found[1]
             return True
@@ -125,6 +132,10 @@ class _Parser:
             self._close()
             self._frame = parts
             return True
+        if self._section is None and (mark := elision(text)):
+            self._close()
+            self._threads[-1].leave_out(mark)
+            return True
         if self._section is not None and self._variables:
             before = self._variables[-1][1]
             if sum(map(len, before)) < _TEXT:
@@ -141,6 +152,8 @@ class _Parser:
     def end(self) -> None:
         """Finish the current process; also called at the end of the text."""
         self._close()
+        for thread in self._threads:
+            thread.fill(self._earlier, self._process.rank if self._process else None)
         record = stacks_record(self._threads, self._python)
         if self._process is not None and record is not None:
             dump = ProcessDump(self._process, record, self._command, self._parent)
@@ -148,7 +161,8 @@ class _Parser:
         self._process, self._command, self._parent, self._python, self._threads = None, "", None, None, []
 
 
-_OWNER = re.compile(r"\((?:pid|rank|local rank|host|node|gpu)[ :=#]", re.IGNORECASE)  # a heading: `rank 1 (pid 5513)`
+# A heading: `rank 1 (pid 5513)`, `pid 8811, 8812 (ranks 1-2)`
+_OWNER = re.compile(r"\((?:pids?|(?:local |global )?ranks?|hosts?|nodes?|gpus?)[ :=#]", re.IGNORECASE)
 _NOTED = re.compile(  # another heading: `[gn07] ranks 4,5 (all the same)`
     r"(?:.{0,80}[\s\])])?[\[(=*#-]{0,8} ?(?:ranks?|workers?|gpus?|node|host)[ :=#_-]{0,3}\d.{0,200}\([^().:/]{1,60}\)",
     re.IGNORECASE,
