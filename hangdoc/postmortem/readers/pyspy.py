@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from hangdoc.evidence import Frame, Variable
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
@@ -116,7 +118,7 @@ class _Parser:
         number = int(tid, 16 if tid.startswith("0x") else 10)
         if name == "MainThread" and self._process.pid is None and not tid.startswith("0x") and 0 < number < 2**22 + 1:
             # Linux: the main thread's TID is the PID.
-            self._process = ProcessRef(self._process.rank, self._process.host, number)
+            self._process = replace(self._process, rank=self._hints.rank_of(self._process, number), pid=number)
         thread = ThreadBuilder(number, name, status.endswith("+gil"), status.startswith("active"))
         if len(self._threads) < MAX_THREADS:
             self._threads.append(thread)
