@@ -21,6 +21,8 @@ from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.evidence import Frame, Place, RankEvidence, Snapshot, Source, Stack, Stacks, Variable
 from hangdoc.introspect.parsers.p2p_peers import ARGUMENTS
 from hangdoc.introspect.source_records import places_of
+from hangdoc.postmortem.readers.pasted_source import SourceExcerpt
+from hangdoc.postmortem.source_excerpts import excerpt_places
 from hangdoc.system import sandbox
 from hangdoc.system.target_files import Content, TargetFiles, content
 
@@ -65,11 +67,16 @@ class _Script:
 
 
 def with_source(
-    shots: Sequence[Snapshot], given: Iterable[Path], evidence_time: float | None, warn: Callable[[str], None]
+    shots: Sequence[Snapshot],
+    given: Iterable[Path],
+    evidence_time: float | None,
+    warn: Callable[[str], None],
+    excerpts: Sequence[SourceExcerpt] = (),
 ) -> tuple[Snapshot, ...]:
     """Add a record `source` to ranks with stacks but no source.
 
-    `evidence_time`: Unix time (s) of the last write to the evidence; None: unknown.
+    `evidence_time`: Unix time (s) of the last write to the evidence; None: unknown. `excerpts`: source that a text has
+    beside the stacks; a whole script is preferred.
     """
     lines = _source_lines(shots)
     if not lines:
@@ -81,12 +88,15 @@ def with_source(
     scripts = _fitting_scripts(candidates, parsed, lines, problems)
     for text in problems:
         warn(text)
-    if not scripts:
+    shown = excerpt_places(excerpts, shots) if excerpts else {}
+    if not scripts and not shown:
         if not problems:
             name = Path(next(iter(lines))).name
             warn(f"the source of {name} was not found: add it (`hangdoc report ... {name}`) to see loops and branches")
         return tuple(shots)
-    places = {f"{file}:{line}": place for file, script in scripts.items() for line, place in script.places.items()}
+    places = shown | {
+        f"{file}:{line}": place for file, script in scripts.items() for line, place in script.places.items()
+    }
     peers: dict[int, dict[Call, int]] = defaultdict(dict)
     for script in scripts.values():
         for call, peer_of_rank in script.peers.items():

@@ -41,6 +41,7 @@ class DivergenceFacts:
     branch_line: int | None = None
     branch_site: str | None = None  # function and line of that condition: "report (train.py:49)"
     branch_in_framework: bool | None = None  # a framework decides by that condition, and calls no user code there
+    branch_below: bool | None = None  # it is below the place where they diverged, whose source was not seen
     by_rank: bool | None = None  # that condition tests the rank: "rank == 0"
     outer: str | None = None  # counter of a loop around both sides: the outermost that differs, else the innermost
     outer_count: float | None = None  # its value on this rank
@@ -267,6 +268,7 @@ def _facts(
         branch_line=relation.branch.line if relation.branch else None,
         branch_site=f"{arm[0].function} ({arm[0].base}:{relation.branch.line})" if relation.branch and arm else None,
         branch_in_framework=all(is_library(step.file) for step in arm) if arm else None,
+        branch_below=relation.below if relation.branch else None,
         by_rank=parts_by_rank(relation.branch.test) if relation.branch else None,
         outer=laps.counter if laps else None,
         outer_count=laps.own if laps else None,
