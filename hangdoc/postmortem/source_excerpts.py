@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.evidence import Place, Snapshot, Stack, Stacks
-from hangdoc.introspect.source_records import places_of
+from hangdoc.introspect.source_records import Guards, guards, places_of
 from hangdoc.postmortem.readers.pasted_source import SourceExcerpt
 from hangdoc.system import sandbox
 
@@ -30,26 +31,36 @@ _IMPLICIT = frozenset({"_wrapped_call_impl", "_call_impl"})  # the name that the
 FileFrame = tuple[int, str, str | None, bool]  # line, function, what it calls, whether the line must name that
 
 
-def excerpt_places(excerpts: Sequence[SourceExcerpt], shots: Iterable[Snapshot]) -> dict[str, Place]:
-    """Places by `file:line`, for the lines of user code on the stacks that an excerpt shows."""
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What excerpts show of the lines on the stacks."""
+
+    places: Mapping[str, Place]  # by `file:line`
+    guards: Mapping[str, Guards]  # the locks at a line, by `file:line`
+
+
+def shown_by(excerpts: Sequence[SourceExcerpt], shots: Iterable[Snapshot]) -> Shown:
+    """For the lines of user code on the stacks that an excerpt shows."""
     frames = _frames(shots)
     asked = [(one, file) for one in excerpts for file in frames if _may_be(one, file)][:MAX_QUESTIONS]
     if not asked:
-        return {}
+        return Shown({}, {})
     questions: list[sandbox.Question] = [
         ("\n".join(one.rows).encode("utf-8", "replace"), {"numbers": one.numbers, "frames": frames[file]})
         for one, file in asked
     ]
-    fitting: dict[int, list[tuple[str, dict[int, Place]]]] = defaultdict(list)
+    fitting: dict[int, list[tuple[str, dict[int, Place], Any]]] = defaultdict(list)
     for (one, file), answer in zip(asked, sandbox.run_each(_PARSER, questions, _PARSING_S), strict=True):
         if not isinstance(answer, sandbox.Failed) and (places := _fitting(answer, frames[file], one.file is not None)):
-            fitting[id(one)].append((file, places))
+            fitting[id(one)].append((file, places, answer["locks"]))
     found: dict[str, Place] = {}
+    locks: dict[str, Guards] = {}
     for files in fitting.values():
         if len(files) == 1:  # else it may be of any of them
-            file, places = files[0]
+            file, places, table = files[0]
             found |= {f"{file}:{line}": place for line, place in places.items()}
-    return found
+            locks |= {f"{file}:{line}": guards(table, line) for line in places}
+    return Shown(found, locks)
 
 
 def _may_be(excerpt: SourceExcerpt, file: str) -> bool:

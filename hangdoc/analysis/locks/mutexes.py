@@ -21,6 +21,7 @@ from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.thresholds import MIN_LOOKS, STALL_S, STILL_S, UNDISTURBED
 from hangdoc.evidence import Process, Stack, Stacks
 from hangdoc.evidence.locks import Locks, LockWait
+from hangdoc.evidence.logs import Aftermath
 
 RELEASES = frozenset({"release", "acquire", "notify", "notify_all", "set", "put", "submit", "__exit__"})
 # The innermost frame of a thread that waits for another one: a lock, a queue, an event, a pool's result.
@@ -60,6 +61,8 @@ def _facts(case: Case, key: Key) -> MutexFacts:
         return UNSEEN
     if case.ranks[key].alive is False:
         return FREE
+    if isinstance(case.record(key, "aftermath"), Aftermath):  # one look, at a rank that is presumed to stand still
+        return _judged(case, key, stacks, locks, frozenset(locks.parked))
     facts = _judged(case, key, stacks, locks, _parked(case, key))
     if facts.stuck:
         return facts

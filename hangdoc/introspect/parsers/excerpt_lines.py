@@ -1,6 +1,6 @@
 """Places of lines in an excerpt of a source file, as people paste it: begun in the middle, cut, without its `def`.
 
-What is missing around the excerpt is replaced by statements that say nothing (`with _:`, `pass`), so that the loops,
+What is missing around the excerpt is replaced by statements that say nothing (`with _():`, `pass`), so that the loops,
 branches and locks that it does show are those around its lines. An excerpt without line numbers is laid on the lines of
 the frames: only one offset may put every call that the frames show on a line that makes it.
 """
@@ -11,6 +11,7 @@ import ast
 import re
 
 from hangdoc.introspect.parsers.line_context import Module, places_in
+from hangdoc.introspect.parsers.lock_calls import table_of
 from hangdoc.introspect.parsers.source_text import parsed
 
 TYPE_CHECKING = False
@@ -54,11 +55,11 @@ def places_of_excerpt(data: bytes, asked: dict[str, Any]) -> dict[str, Any]:
     spans = _spans(tree)
     lines = sorted({line for line, *_ in inside})
     around = {line: max((span for span in spans if span[0] <= line <= span[1]), default=None) for line in lines}
-    return {**places_in(tree, text, lines, near=0), "around": around}
+    return {**places_in(tree, text, lines, near=0), "around": around, "locks": table_of(tree, text)}
 
 
 def _nothing() -> dict[str, Any]:
-    return {"functions": [], "places": {}, "around": {}}
+    return {"functions": [], "places": {}, "around": {}, "locks": []}
 
 
 def _spans(tree: ast.Module) -> list[tuple[int, int, str]]:
@@ -89,7 +90,7 @@ def _tree(rows: dict[int, str], function: str | None = None) -> tuple[ast.Module
     if first <= len(outer):
         return None, []
     for depth, indent in enumerate(outer):
-        header = f"def {function}():" if function is not None and depth == 0 else "with _:"
+        header = f"def {function}():" if function is not None and depth == 0 else "with _():"
         rows[first - len(outer) + depth] = " " * indent + header
     text = [rows.get(number, "") for number in range(1, max(rows) + 1)]
     _complete_blocks(text)
@@ -128,7 +129,7 @@ def _complete_blocks(text: list[str]) -> None:
         continues = _CONTINUES.match(stripped) and stripped.endswith(":")
         alone = not _has_opener(text, at, indent, stripped) if continues else not _has_handler(text, at, indent)
         if alone and (continues or stripped == "try:"):
-            text[at] = " " * indent + "with _:"
+            text[at] = " " * indent + "with _():"
         behind = filled[place + 1] if place + 1 < len(filled) else None
         if re.match(r"(?:if|for|while|with|try|else|elif|except|finally|def|class|async)\b", stripped) and (
             text[at].rstrip().endswith(":") and (behind is None or _indent(text[behind]) <= indent)
@@ -165,9 +166,9 @@ def _repair(text: list[str], error: SyntaxError) -> bool:
         gap = next((line for line in range(at - 1, -1, -1) if not text[line].strip()), None)
         before = next((line for line in range(at - 1, -1, -1) if text[line].strip()), None)
         if gap is not None and (before is None or gap > before):  # the statement that opens it is left out
-            text[gap] = " " * (_indent(text[before]) if before is not None else 0) + "with _:"
+            text[gap] = " " * (_indent(text[before]) if before is not None else 0) + "with _():"
             return True
-    new = " " * _indent(text[at]) + ("with _:" if text[at].rstrip().endswith(":") else "pass")
+    new = " " * _indent(text[at]) + ("with _():" if text[at].rstrip().endswith(":") else "pass")
     if text[at] == new:
         new = ""
     changed, text[at] = text[at] != new, new

@@ -308,7 +308,8 @@ class OwnerHints:
             rank = int(said[1]) if not _several(comment[0]) else None
         pid = _PID.search(prompt.command)
         if rank is not None or pid:
-            self.rank, self.pid, self.updated = rank, int(pid[1]) if pid else None, True
+            announced = self.rank if self.updated and rank is None else rank  # by a heading above the command
+            self.rank, self.pid, self.updated = announced, int(pid[1]) if pid else None, True
 
     def _observe_same(self, front: str, rank: int) -> None:
         """Ranks of which the text only says that their stack is that of another one."""

@@ -40,7 +40,7 @@ def test_lines_with_numbers(text: str, tmp_path: Path) -> None:
 
 def test_lines_without_numbers(tmp_path: Path) -> None:
     (found,) = excerpts("the code:\n\nfor x in it:\n    y = f(x)\n    dist.barrier()\n\nit hangs there\n", tmp_path)
-    assert found.file is None and found.numbers is None
+    assert (found.file, found.numbers) == (None, None)
     assert found.rows[0] == "for x in it:"
 
 
