@@ -193,21 +193,27 @@ class Threads:
     def line(self, tid: int) -> str:
         """`MainThread waits for self.a at flush (cache.py:31), held by Thread-1 since put (cache.py:20)`."""
         wait, owner = self.waits[tid], self.owner(tid)
-        return f"{self.name(tid)} waits for {wait.name} at {self.site(tid)}, {self._format_holder(tid, wait, owner)}"
+        site = self.site(tid)
+        at = f" at {site}" if site else ""
+        return f"{self.name(tid)} waits for {wait.name}{at}, {self._format_holder(tid, wait, owner)}"
 
     def _format_holder(self, tid: int, wait: LockWait, owner: int | None) -> str:
         if not owner:
             return "held by a thread that has exited" if owner == 0 else "with no known holder among living threads"
         held = next((h for h in self.locks.holdings if (h.tid, h.semaphore) == (owner, wait.semaphore)), None)
-        where = f" since {held.function} ({held.file.rsplit('/', 1)[-1]}:{held.line})" if held else ""
+        where = f" since {held.function} ({held.file.rsplit('/', 1)[-1]}:{held.line})" if held and held.line else ""
         return f"held by {'itself' if owner == tid else self.name(owner)}{where}"
 
     def name(self, tid: int) -> str:
         return next((s.name for s in self.stacks.threads if s.tid == tid and s.name), None) or f"thread {tid}"
 
-    def site(self, tid: int) -> str:
+    def site(self, tid: int) -> str | None:
+        """Its innermost line of user code, else the native function that asks for the lock."""
         step = self.paths[tid].user
-        return step.site if step else "?"
+        if step is not None:
+            return step.site
+        named = (name for name, _, _, native in self.paths[tid].frames if native and "::" in name)
+        return next(named, "").partition("(")[0] or None
 
 
 def _parked(case: Case, key: Key) -> frozenset[int]:

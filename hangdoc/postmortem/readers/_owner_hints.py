@@ -356,6 +356,8 @@ class OwnerHints:
             return  # a sentence
         if host and host[2] and host[2][-1:].isalpha() and _FILLER_WORDS.fullmatch(host[2]):
             host = None  # "on rank 1 py-spy says"
+        if host and re.fullmatch(r"(?:local |global )?ranks?", host[1] or host[2] or "", re.IGNORECASE):
+            host = None  # the same rank, named twice
         named = _ENDING.sub("", host[1] or host[2]) if host else next(filter(_may_be_host, words), None)
         self.rank = several[0] if several else int(rank[1]) if rank else None
         self.pid = int(pid[1]) if pid else None
