@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._owner_hints import prompt_of
+from hangdoc.postmortem.readers._owner_hints import HostContext, prompt_of
 from hangdoc.postmortem.readers._text_source import text_source
 
 KIND = "stale_lock"  # of the event of a listing
@@ -36,9 +36,11 @@ _STAT_TIME = re.compile(r"\s*Modify: (?P<when>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\
 _DATE = re.compile(
     r"\s*(?:[A-Z][a-z]{2},? (?P<month>[A-Z][a-z]{2})\s+(?P<day>\d{1,2}) (?P<time>\d\d:\d\d:\d\d)(?: [AP]M)? "
     r"(?:[A-Z+\d]{2,6} )?(?P<year>\d{4})"
-    r"|(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)\s*"
+    r"|(?P<iso>\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d:\d\d)?)(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)\s*"
 )
-_USERS = re.compile(r"(?:sudo )?(?:(?:fuser|lsof)\b.*lock|pgrep\b.*(?:ninja|nvcc|cc1plus|c\+\+|cicc|ptxas))")
+_USERS = re.compile(
+    r"(?:^|[;&|] {0,4})(?:sudo )?(?:(?:fuser|lsof)\b.*lock|pgrep\b.*(?:ninja|nvcc|cc1plus|c\+\+|cicc|ptxas))"
+)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -61,9 +63,9 @@ class LockListingReader:
         with source.open() as file:
             for number, raw in enumerate(file, 1):
                 found.feed(raw[:MAX_LINE].decode("utf-8", "replace").rstrip("\r\n"), number)
-        events = tuple(found.events(source.name))
-        if events:
-            yield Piece(ProcessRef(), "logs", Logs(events))
+        hosts = HostContext(source.head)
+        for event in found.events(source.name):
+            yield Piece(ProcessRef(host=hosts.at(event.line)), "logs", Logs((event,)))
 
 
 @dataclass(slots=True)
@@ -77,7 +79,7 @@ class _Listing:
 
     def feed(self, text: str, number: int) -> None:
         if prompt := prompt_of(text):
-            self._answering = bool(_USERS.match(prompt.command))
+            self._answering = bool(_USERS.search(prompt.command))
             self.asked |= self._answering
             return
         if not text.strip():
@@ -91,7 +93,7 @@ class _Listing:
             self._add(self._stat, written["when"], number)
         elif date := _DATE.fullmatch(text):
             self.now = _now(date)
-        elif self._answering and re.search(r"\b\d{2,9}\b", text):
+        elif self._answering and not _DATE.fullmatch(text) and re.search(r"\b\d{2,9}\b", text):
             self.used = True
 
     def _add(self, name: str, when: str, number: int) -> None:

@@ -165,6 +165,9 @@ class _Parser:
 
 # A heading: `rank 1 (pid 5513)`, `pid 8811, 8812 (ranks 1-2)`
 _OWNER = re.compile(r"\((?:pids?|(?:local |global )?ranks?|hosts?|nodes?|gpus?)[ :=#]", re.IGNORECASE)
+_REMARK = re.compile(
+    r"(\.pyx?:\d{1,9}\))(?:\s{1,40}(?:#|<-|<=|//|--|\u2190|\u21d0|\().{0,400})$"
+)  # of a person, behind a frame
 _NOTED = re.compile(  # another heading: `[gn07] ranks 4,5 (all the same)`
     r"(?:.{0,80}[\s\])])?[\[(=*#-]{0,8} ?(?:ranks?|workers?|gpus?|node|host)[ :=#_-]{0,3}\d.{0,200}\([^().:/]{1,60}\)",
     re.IGNORECASE,
@@ -173,7 +176,7 @@ _NOTED = re.compile(  # another heading: `[gn07] ranks 4,5 (all the same)`
 
 def _frame(text: str) -> tuple[str, str] | None:
     """The function of a frame, and the content of its last balanced parentheses."""
-    text = text.strip()
+    text = _REMARK.sub(r"\1", text.strip())
     if not text.endswith(")") or len(text) > 8192 or _OWNER.search(text) or _NOTED.fullmatch(text):
         return None
     depth = 0
