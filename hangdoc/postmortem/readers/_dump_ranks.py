@@ -28,6 +28,7 @@ _WAIT_FUNCTIONS = frozenset(
     {"join", "wait", "_invoke_run", "_monitor_workers", "start_processes", "sigkill_handler", "main", "run"}
 )
 _WORKER = re.compile(r"torch/utils/data/_utils/worker\.py$")
+RANKS_WITH_STACKS = "ranks with stacks"  # key of ReadContext.shared
 MAX_DUMPS = 1000  # of one process in one source; a dump a minute for most of a day
 _ANONYMOUS = -(10**6)  # made-up PIDs start here, for processes with neither rank nor PID
 
@@ -73,6 +74,8 @@ def rank_pieces(found: Iterable[ProcessDump], source: Source, context: ReadConte
             helpers[owner].append((worker.process.pid or -1, worker.stacks.threads))
     for dump, process in _newest_dumps(list(zip(ranks, _owners(ranks, source), strict=True)), source, context):
         children = tuple(helpers.pop(dump.process.pid, ())) if dump.process.pid is not None else ()
+        if process.rank is not None:
+            context.shared.setdefault(RANKS_WITH_STACKS, set()).add(process.rank)
         yield Piece(process, "stacks", replace(dump.stacks, children=children) if children else dump.stacks)
         yield from (replace(piece, process=process) for piece in dump.more)
 
