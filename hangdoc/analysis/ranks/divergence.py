@@ -148,10 +148,10 @@ def _cohorts(case: Case, stack: Mapping[Key, StackFacts]) -> list[Cohort]:
     by_path: dict[tuple[CallPath, str | None, bool | None], Cohort] = {}  # few are looked up by their lines
     threads = {key: judged_thread(case, key) for key in stack}
     # Without any Python frame, ranks differ by their operations. A dump of another tool beside would differ by itself.
-    python = any(thread and thread.path.python for thread in threads.values())
+    python = any(thread is not None and thread.path.python for thread in threads.values())
     for key, facts in stack.items():
         thread = threads[key]
-        if thread and (thread.path.python or (not python and facts.op is not None)):
+        if thread is not None and (thread.path.python or (not python and facts.op is not None)):
             at = thread.path, facts.op, facts.waits
             cohort = by_path.get(at)
             if cohort is None:

@@ -51,6 +51,8 @@ _AND_THESE = re.compile(
     r"(?:all )?(?:exactly )?(?:the )?(?:same|identical|alike|look the same|as well|too)\b[^()\n]{0,30}\)",
     re.IGNORECASE,
 )
+# Ray's label of an actor, in its dashboard and in front of its lines: `(RayTrainWorker pid=5102, ip=10.0.0.7)`
+_ACTOR = re.compile(r"\((?:[A-Za-z_]\w{0,60} )?pid=(\d{1,9})(?:, ip=([\w.:-]{1,60}))?\)")
 _COMMENT_OF_COMMAND = re.compile(r"\s#[^#\n]{0,40}$")
 _HOST = re.compile(
     rf"(?<![A-Za-z_])(?:host(?:name)?|node|pod)(?:\s*[:=]\s*|\s+)({NAME})|(?:\bon\s+|@\s*)({NAME})", re.IGNORECASE
@@ -334,6 +336,7 @@ class OwnerHints:
             self.listed |= {pid: rank for rank, pid in (pairs if ranks_first else [(b, a) for a, b in pairs])}
 
     def _observe_labels(self, text: str) -> None:
+        text = _ACTOR.sub(lambda found: f" pid {found[1]}" + (f" on {found[2]} " if found[2] else " "), text, count=1)
         rest = _OTHER_RANK.sub(" ", text)
         rest = _NOTE.sub(" ", rest, count=1)
         these = _AND_THESE.search(rest)
