@@ -25,7 +25,7 @@ _ALIKE = (
     r"|above|before|previous(?: one)?|first(?: one)?|(?:all |the )?(?:other|others|rest|peers)))?"
 )
 _MARK = re.compile(
-    rf"[\s>|]*[\[(<{{*_#/-]{{0,4}}\s?(?:\.{{2,6}}|\u2026)?[\[(<]?\s?(?P<said>{_ALIKE})?\s?[\])>}}]?(?:\.{{2,6}}|\u2026)?"
+    rf"[\s>|]*[\[(<{{*_#/-]{{0,4}}\s?(?:\.{{2,6}}|\u2026)?\s?[\[(<]?\s?(?P<said>{_ALIKE})?\s?[\])>}}]?(?:\.{{2,6}}|\u2026)?"
     r"\s?[\])>}*_/.-]{0,6}\s*",
     re.IGNORECASE,
 )

@@ -175,6 +175,10 @@ class _Parser:
             pid = self._process.pid
             if pid is None and not self._core:  # gdb numbers the main thread 1 when it attaches; TID 0: not stated
                 pid = next((one.tid for one in self._threads.values() if one.number == 1), None) or None
+            for one in self._threads.values():
+                if not one.tid and one.number == 1 and 1 in self._rows:  # `info threads` came after its `bt`
+                    one.tid = one.native.tid = self._rows[1][0]
+                    pid = pid if pid is not None else one.tid
             joined = [_joined(one, pid) for one in self._threads.values()]
             native = [
                 NativeThread(thread.tid, thread.frames, one.mutex)

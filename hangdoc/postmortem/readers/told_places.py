@@ -55,6 +55,10 @@ _NO_STATEMENT = re.compile(
     r"|usually|sometimes|often|always the|last one)\b|n't\b|\?",
     re.IGNORECASE,
 )
+_CONDITION = re.compile(  # in front of the ranks, in the same sentence
+    r"\b(?:if|when(?:ever)?|whether|suppos\w{1,4}|assum\w{1,4}|imagine|once|unless|should|would|could|expect\w{0,3})\b",
+    re.IGNORECASE,
+)
 _SENTENCE_END = re.compile(r"\.\s|;\s|\.$|!\s")
 _ARROW = re.compile(r"\s(?:-+>|=+>|>|\u2192)\s")
 _SITE = re.compile(r"(?P<file>(?:[\w.+<>-]{1,80}/){0,20}[\w+-]{1,80}\.pyx?)(?::| line |, line | L)(?P<line>\d{1,7})")
@@ -163,6 +167,9 @@ def _claims(text: str) -> Iterator[_Claim]:
         clause = text[who.end() : behind]
         if ending := _SENTENCE_END.search(clause):
             clause = clause[: ending.start()]
+        before = _SENTENCE_END.split(text[: who.start()])[-1]
+        if _CONDITION.search(before):
+            continue
         stated = re.search(r"[A-Za-z:=|>\u2192]|\s{2}", who["links"]) is not None
         if not stated or not clause.strip() or _is_sequence(clause) or _NO_STATEMENT.search(who["links"] + clause):
             continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hangdoc.introspect.parsers.excerpt_lines import places_of_excerpt
@@ -9,7 +11,7 @@ from hangdoc.introspect.parsers.excerpt_lines import places_of_excerpt
 GUARDED = "if rank == 0:\n    total = gather(total)\n    log(total)\ndist.barrier()"
 
 
-def places(text: str, numbers: list[int] | None, *frames: tuple[int, str, str | None, bool]) -> dict:
+def places(text: str, numbers: list[int] | None, *frames: tuple[int, str, str | None, bool]) -> dict[str, Any]:
     return places_of_excerpt(text.encode(), {"numbers": numbers, "frames": frames})
 
 
