@@ -91,11 +91,12 @@ def with_source(
     for text in problems:
         warn(text)
     shown = shown_by(excerpts, shots) if excerpts else Shown({}, {})
-    if not scripts and not shown.places:
+    if not scripts and all(place.alone for place in shown.places.values()):
         if not problems:
             name = Path(next(iter(lines))).name
             warn(f"the source of {name} was not found: add it (`hangdoc report ... {name}`) to see loops and branches")
-        return tuple(shots)
+        if not shown.places:
+            return tuple(shots)
     places = {
         **shown.places,
         **{f"{file}:{line}": place for file, script in scripts.items() for line, place in script.places.items()},

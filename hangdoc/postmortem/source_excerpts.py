@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.evidence import Place, Snapshot, Stack, Stacks
 from hangdoc.introspect.source_records import Guards, guards, places_of
@@ -55,15 +57,21 @@ def shown_by(excerpts: Sequence[SourceExcerpt], shots: Iterable[Snapshot]) -> Sh
             fitting[id(one)].append((file, places, answer["locks"]))
     found: dict[str, Place] = {}
     locks: dict[str, Guards] = {}
-    for files in fitting.values():
+    # The line of a frame says less than an excerpt that has it, too.
+    for one in sorted(excerpts, key=lambda one: not one.of_frame):
+        files = fitting.get(id(one), [])
         if len(files) == 1:  # else it may be of any of them
             file, places, table = files[0]
+            if one.of_frame:
+                places = {line: replace(place, alone=True) for line, place in places.items()}
             found |= {f"{file}:{line}": place for line, place in places.items()}
             locks |= {f"{file}:{line}": guards(table, line) for line in places}
     return Shown(found, locks)
 
 
 def _may_be(excerpt: SourceExcerpt, file: str) -> bool:
+    if excerpt.of_frame:
+        return excerpt.file == file
     return excerpt.file is None or Path(excerpt.file).name == Path(file).name
 
 

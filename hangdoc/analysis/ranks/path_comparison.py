@@ -54,7 +54,7 @@ def relate(a: Steps, b: Steps) -> Relation:
     if depth is None:
         return Relation("same") if _lines(a) == _lines(b) else _by_rank_below(Relation("apart"), a, b)
     own, peer = a[depth], b[depth]
-    if own.place is None or peer.place is None:
+    if own.place is None or peer.place is None or own.place.alone or peer.place.alone:
         return _by_rank_below(Relation("apart", own, peer), a[depth:], b[depth:])
     again = any(step.place is not None and step.place.loops for step in a[:depth])
     found = _by_lines(own, peer, own.place, peer.place, again)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from hangdoc.evidence import Stacks
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
@@ -28,6 +29,7 @@ _OTHER_END = re.compile(r"[A-Za-z_][\w.]{0,200}(?:Error|Exception|Exit|Warning|S
 _CHAINED = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 _SPAWNED = re.compile(r"Process (?:Spawn|Fork)Process-(\d{1,5}):\s*")
 _CARET = re.compile(r"^(?:\^[C\\]|\u0003){1,8}\s?")
+_DISTRIBUTED = re.compile(r"torch/distributed/|horovod/|mpi4py|torch/nn/parallel/distributed\.py$")
 _HANGS = re.compile(
     r"\bhang(?:s|ing)?\b|\bhung\b|\bstuck\b|\bfr(?:eezes?|oze|ozen|eezing)\b|\bstall(?:s|ed|ing)?\b|\bdeadlock"
     r"|\bno (?:progress|output|step)|\bnever (?:returns?|finish|continues?|ends?|gets?)"
@@ -52,8 +54,15 @@ class InterruptedReader:
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         found = list(process_dumps(_lines(source, context), _OPENING, _Parser))
         pieces = list(rank_pieces(_firsts(found), source, context))
-        if len({piece.process for piece in pieces}) >= LEAST:
+        if len({piece.process for piece in pieces}) >= LEAST and _differ(pieces):
             yield from pieces
+
+
+def _differ(pieces: Iterable[Piece]) -> bool:
+    """True if some process was in a call of torch.distributed, and another one elsewhere."""
+    frames = [piece.record.threads[0].frames for piece in pieces if isinstance(piece.record, Stacks)]
+    waits = any(_DISTRIBUTED.search(frame.file) for stack in frames for frame in stack)
+    return waits and len({tuple((frame.file, frame.line) for frame in stack) for stack in frames}) > 1
 
 
 def _told(text: str) -> str:

@@ -16,13 +16,22 @@ from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._text_source import TextSource
 
 EXCERPTS = "source excerpts"  # key of ReadContext.shared
+MAX_TEXT = 2**19  # bytes: a longer text is a log
 MAX_EXCERPTS = 64
 MAX_ROWS = 1000  # of an excerpt
 MAX_ROW = 500  # characters
 MAX_NUMBER = 200_000
+MAX_FRAME_LINES = 48
 MAX_ABOVE = 3  # lines between the name of a file and its source
 
 _FILE = re.compile(r"(?<![\w.-])((?:[\w.+~-]{1,80}/){0,20}[\w+-]{1,80}\.py)\b")
+_FRAME = re.compile(  # of a traceback, with its source
+    r"^(?P<front>[^\n\"]{0,60}?)(?P<indent>[ ]{2,12})(?:\(Python\) )?"
+    r"File \"(?P<file>[^\"\n]{1,400}\.py)\", line (?P<line>\d{1,6}), in [^\n]{1,200}\n"
+    r"(?P=front)(?P=indent)[ ]{2,8}(?![~^ ])(?P<source>(?!File \"|\(Python\)|\(C\))[^\n]{2,400})$",
+    re.MULTILINE,
+)
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|^<")
 _NUMBER = re.compile(r"\s{0,8}(?:[Ll]ine ?|L)?(\d{1,6})\s?(?:->|[:|\u2502>B]|\t)?(?=\s|$)")
 _BAR = re.compile(r"\s?[|\u2502>] ?(?=\s|\w|[@#'\"(\[{]|$)")  # between the number of a line and its text
 _HEADER = re.compile(
@@ -46,6 +55,7 @@ class SourceExcerpt:
     file: str | None  # as the text names it
     rows: tuple[str, ...]
     numbers: tuple[int, ...] | None  # of each row; None: not shown
+    of_frame: bool = False  # the line below a frame of a traceback, and `file` is as in the frame
 
 
 class PastedSourceReader:
@@ -54,12 +64,14 @@ class PastedSourceReader:
     help = "the source around the lines of the stacks, with its line numbers"
 
     def recognises(self, source: Source) -> bool:
-        return isinstance(source, TextSource) and ":\n" in source.head_text and bool(_excerpts(source))
+        if not isinstance(source, TextSource) or len(source.content) > MAX_TEXT:
+            return False
+        return (":\n" in source.head_text or "File " in source.head_text) and bool(_excerpts(source))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         known: list[SourceExcerpt] = context.shared.setdefault(EXCERPTS, [])
         if isinstance(source, TextSource):
-            known += _excerpts(source)[: MAX_EXCERPTS - len(known)]
+            known += _excerpts(source)[: MAX_EXCERPTS + MAX_FRAME_LINES - len(known)]
         return ()
 
 
@@ -83,8 +95,19 @@ class _Run:
 
 def _excerpts(source: TextSource) -> list[SourceExcerpt]:
     """The excerpts in a text."""
-    found = [run.excerpt() for run in _runs(source) if run.counts]
-    return found[:MAX_EXCERPTS]
+    found = [run.excerpt() for run in _runs(source) if run.counts][:MAX_EXCERPTS]
+    return [*found, *_frame_lines(source.head_text)]
+
+
+def _frame_lines(text: str) -> Iterator[SourceExcerpt]:
+    """The source below the frames of user code, as Python and pystack print it."""
+    known: dict[tuple[str, int], str] = {}
+    for frame in _FRAME.finditer(text):
+        at = frame["file"], int(frame["line"])
+        if at not in known and len(known) < MAX_FRAME_LINES and not _LIBRARY.search(frame["file"]):
+            known[at] = frame["source"].strip()
+    for (file, line), row in known.items():
+        yield SourceExcerpt(file, (row,), (line,), of_frame=True)
 
 
 def _runs(source: TextSource) -> Iterator[_Run]:

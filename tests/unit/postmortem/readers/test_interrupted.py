@@ -15,6 +15,8 @@ ONE = """{p}Traceback (most recent call last):
 {p}    main()
 {p}  File "/w/t.py", line {line}, in {function}
 {p}    {function}()
+{p}  File "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 2501, in all_reduce
+{p}    work.wait()
 {p}{end}
 """
 
@@ -26,7 +28,7 @@ def stood(text: str, folder: Path) -> dict[int | None, str]:
     if not READER.recognises(source):
         return {}
     return {
-        piece.process.rank: piece.record.threads[0].frames[0].function
+        piece.process.rank: piece.record.threads[0].frames[1].function
         for piece in READER.read(source, ReadContext(print))
     }
 
@@ -60,6 +62,8 @@ def test_each_rank_stood_where_its_traceback_ends(text: str, tmp_path: Path) -> 
     [
         "step 9 loss 1.0\n" + two("[rank0]: ", "[rank1]: "),
         "it hangs\n" + two("[rank0]: ", "[rank1]: ", "ValueError: x"),
+        "it hangs\n" + two("[rank0]: ", "[rank1]: ").replace("torch/distributed/", "json/"),
+        "it hangs\n" + two("[rank0]: ", "[rank1]: ").replace("20", "10").replace("save", "step"),
         "it hangs\n" + ONE.format(p="[rank0]: ", line=10, function="step", end="KeyboardInterrupt"),
     ],
 )
