@@ -26,11 +26,12 @@ MAX_ABOVE = 3  # lines between the name of a file and its source
 
 _FILE = re.compile(r"(?<![\w.-])((?:[\w.+~-]{1,80}/){0,20}[\w+-]{1,80}\.py)\b")
 _FRAME = re.compile(  # of a traceback, with its source
-    r"^(?P<front>[^\n\"]{0,60}?)(?P<indent>[ ]{2,12})(?:\(Python\) )?"
+    r"^(?P<front>[^\n\"]{0,60}?)(?P<indent>[ ]{2,12})(?P<pystack>\(Python\) )?"
     r"File \"(?P<file>[^\"\n]{1,400}\.py)\", line (?P<line>\d{1,6}), in [^\n]{1,200}\n"
     r"(?P=front)(?P=indent)[ ]{2,8}(?![~^ ])(?P<source>(?!File \"|\(Python\)|\(C\))[^\n]{2,400})$",
     re.MULTILINE,
 )
+_RAISED = re.compile(r"^[^\n]{0,60}?\b\w{1,60}(?:Error|Exception)\b", re.MULTILINE)
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|^<")
 _NUMBER = re.compile(r"\s{0,8}(?:[Ll]ine ?|L)?(\d{1,6})\s?(?:->|[:|\u2502>B]|\t)?(?=\s|$)")
 _BAR = re.compile(r"\s?[|\u2502>] ?(?=\s|\w|[@#'\"(\[{]|$)")  # between the number of a line and its text
@@ -100,11 +101,20 @@ def _excerpts(source: TextSource) -> list[SourceExcerpt]:
 
 
 def _frame_lines(text: str) -> Iterator[SourceExcerpt]:
-    """The source below the frames of user code, as Python and pystack print it."""
+    """The source below the frames of user code, as pystack prints it, and Python for who was interrupted.
+
+    Where an exception was raised, the line says nothing about a wait.
+    """
+    interrupted = "KeyboardInterrupt" in text and _RAISED.search(text) is None
     known: dict[tuple[str, int], str] = {}
     for frame in _FRAME.finditer(text):
         at = frame["file"], int(frame["line"])
-        if at not in known and len(known) < MAX_FRAME_LINES and not _LIBRARY.search(frame["file"]):
+        if (
+            (frame["pystack"] or interrupted)
+            and at not in known
+            and len(known) < MAX_FRAME_LINES
+            and not _LIBRARY.search(frame["file"])
+        ):
             known[at] = frame["source"].strip()
     for (file, line), row in known.items():
         yield SourceExcerpt(file, (row,), (line,), of_frame=True)

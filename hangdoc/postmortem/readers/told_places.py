@@ -19,6 +19,7 @@ from hangdoc.postmortem.readers._dump_ranks import RANKS_WITH_STACKS
 from hangdoc.postmortem.readers._frames import ThreadBuilder, python_frame, stacks_record
 from hangdoc.postmortem.readers._owner_hints import listed_numbers
 from hangdoc.postmortem.readers._pasted_text import text_lines, without_time
+from hangdoc.postmortem.readers.call_chains import stacks_in
 
 MAX_TEXT = 2**18  # characters: a person writes less
 MAX_LINE = 600
@@ -91,9 +92,10 @@ _PLACES = tuple(
     )
 )  # fmt: skip
 _WORLD = re.compile(r"(?<![\w.])(\d{1,5}) (?:ranks|gpus|processes|workers)\b", re.IGNORECASE)
+_DUMP = re.compile(r"\bThread (?:0x|\d)|^#\d|\(gdb\)|\(most recent call |\w \(\S{1,300}\.py:\d+\)", re.MULTILINE)
 _LOGGED = re.compile(
     r"\d\d:\d\d:\d\d|\b(?:INFO|WARN|WARNING|ERROR|DEBUG|NCCL)\b|Traceback|File \"|\[[EWI]\d{4}"
-    r"|\w(?:Error|Exception)\b|OpType|CollectiveFingerPrint|\[rank ?\d|<-+|\u2190"
+    r"|\w(?:Error|Exception)\b|OpType|[Ww]atchdog|\[Rank|CollectiveFingerPrint|\[rank ?\d|<-+|\u2190"
 )
 
 
@@ -113,11 +115,14 @@ class ToldPlacesReader:
     help = "py-spy dump --pid PID of every rank says more"
 
     def recognises(self, source: Source) -> bool:
-        return len(source.head) <= MAX_TEXT and _WHO.search(source.head_text) is not None
+        if len(source.head) > MAX_TEXT or _WHO.search(source.head_text) is None:
+            return False
+        lines = source.head_text.split("\n")
+        claims = [claim for text in lines for claim in _claims(without_time(text))]
+        several = len({claim.frames for claim in claims}) > 1 or _DUMP.search(source.head_text) is not None
+        return several and any(claim.waits for claim in claims) and not stacks_in(lines)
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
-        if "chains of calls" in context.taken:
-            return
         lines = list(text_lines(source, context))
         claims = [claim for text in lines for claim in _claims(without_time(text))][:MAX_CLAUSES]
         dumped: set[int] = context.shared.get(RANKS_WITH_STACKS, set())
