@@ -14,6 +14,7 @@ class ProcessRef(Record, frozen=True):
     host: str | None = None
     pid: int | None = None
     run: int = 0  # restarts of the job so far
+    local: int | None = None  # its number among the ranks of its host, if the rank is not stated
 
 
 class Piece(Record, frozen=True):

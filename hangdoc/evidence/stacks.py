@@ -69,6 +69,7 @@ class Place(Record, frozen=True):
     around: tuple[str, ...] = ()  # dotted names called anywhere in the enclosing function
     hands: tuple[CollectiveArgument, ...] = ()  # variables that the enclosing function passes to collectives
     guards: tuple[Branch, ...] = ()  # each `if` before this line that would have left its function or iteration
+    alone: bool = False  # only this line was seen: nothing is known of the loops and branches around it
 
 
 class Frame(Record, frozen=True):

@@ -22,6 +22,7 @@ from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Reader, Source
 from hangdoc.postmortem.readers._input_file import HEAD_BYTES, find_sources
 from hangdoc.postmortem.readers._text_source import TextSource, is_text, marked_parts, placement_in, text_source
 from hangdoc.postmortem.readers._torchrun import assign_nodes
+from hangdoc.postmortem.readers.pasted_source import EXCERPTS
 from hangdoc.postmortem.readers.recording import join_segments
 from hangdoc.postmortem.readers.script import SCRIPTS
 from hangdoc.postmortem.script_source import with_source
@@ -102,7 +103,9 @@ def report(
     first = list(islice(evidence, 1))  # a reader that works ahead is at it while the playbooks are loaded
     judge = judge() if callable(judge) else judge or load_judge(playbooks, warn)
     shots = snapshots(chain(first, evidence), problems.append)
-    shots = with_source(shots, context.shared.get(SCRIPTS, ()), _evidence_time(files), problems.append)
+    shots = with_source(
+        shots, context.shared.get(SCRIPTS, ()), _evidence_time(files), problems.append, context.shared.get(EXCERPTS, ())
+    )
     for problem in problems[:MAX_WARNINGS]:
         warn(problem)
     if len(problems) > MAX_WARNINGS:

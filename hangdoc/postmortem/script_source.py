@@ -20,7 +20,10 @@ from msgspec.structs import replace
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.evidence import Frame, Place, RankEvidence, Snapshot, Source, Stack, Stacks, Variable
 from hangdoc.introspect.parsers.p2p_peers import ARGUMENTS
-from hangdoc.introspect.source_records import places_of
+from hangdoc.introspect.source_records import Guards, guards, places_of
+from hangdoc.postmortem.readers.pasted_source import SourceExcerpt
+from hangdoc.postmortem.source_excerpts import Shown, shown_by
+from hangdoc.postmortem.source_locks import locks_of
 from hangdoc.system import sandbox
 from hangdoc.system.target_files import Content, TargetFiles, content
 
@@ -62,14 +65,20 @@ class _Script:
     places: Mapping[int, Place]
     around: Mapping[int, tuple[int, int, str] | None]
     peers: Mapping[Call, Sequence[int | None]]  # one per rank, in the order of CallRanks
+    locks: Sequence[Any] = ()  # `lock_calls.table`
 
 
 def with_source(
-    shots: Sequence[Snapshot], given: Iterable[Path], evidence_time: float | None, warn: Callable[[str], None]
+    shots: Sequence[Snapshot],
+    given: Iterable[Path],
+    evidence_time: float | None,
+    warn: Callable[[str], None],
+    excerpts: Sequence[SourceExcerpt] = (),
 ) -> tuple[Snapshot, ...]:
     """Add a record `source` to ranks with stacks but no source.
 
-    `evidence_time`: Unix time (s) of the last write to the evidence; None: unknown.
+    `evidence_time`: Unix time (s) of the last write to the evidence; None: unknown. `excerpts`: source that a text has
+    beside the stacks; a whole script is preferred.
     """
     lines = _source_lines(shots)
     if not lines:
@@ -81,12 +90,21 @@ def with_source(
     scripts = _fitting_scripts(candidates, parsed, lines, problems)
     for text in problems:
         warn(text)
-    if not scripts:
+    shown = shown_by(excerpts, shots) if excerpts else Shown({}, {})
+    if not scripts and all(place.alone for place in shown.places.values()):
         if not problems:
             name = Path(next(iter(lines))).name
             warn(f"the source of {name} was not found: add it (`hangdoc report ... {name}`) to see loops and branches")
-        return tuple(shots)
-    places = {f"{file}:{line}": place for file, script in scripts.items() for line, place in script.places.items()}
+        if not shown.places:
+            return tuple(shots)
+    places = {
+        **shown.places,
+        **{f"{file}:{line}": place for file, script in scripts.items() for line, place in script.places.items()},
+    }
+    locks = {
+        **shown.guards,
+        **{f"{file}:{line}": guards(one.locks, line) for file, one in scripts.items() for line in one.places},
+    }
     peers: dict[int, dict[Call, int]] = defaultdict(dict)
     for script in scripts.values():
         for call, peer_of_rank in script.peers.items():
@@ -95,17 +113,23 @@ def with_source(
                     peers[rank][call] = peer
     source = Source(places)
     return tuple(
-        replace(shot, ranks=tuple(_with_source_record(one, source, peers) for one in shot.ranks)) for shot in shots
+        replace(shot, ranks=tuple(_with_source_record(one, source, peers, locks) for one in shot.ranks))
+        for shot in shots
     )
 
 
-def _with_source_record(rank: RankEvidence, source: Source, peers: Mapping[int, Mapping[Call, int]]) -> RankEvidence:
+def _with_source_record(
+    rank: RankEvidence, source: Source, peers: Mapping[int, Mapping[Call, int]], guarded: Mapping[str, Guards]
+) -> RankEvidence:
     stacks, number = _stacks_without_source(rank), rank.target.rank
     if stacks is None:
         return rank
     if number is not None and number in peers:
         stacks = with_peers(stacks, peers[number])
-    return replace(rank, records={**rank.records, "source": source, "stacks": stacks})
+    locks = locks_of(stacks, guarded) if "locks" not in rank.records else None
+    return replace(
+        rank, records={**rank.records, "source": source, "stacks": stacks, **({"locks": locks} if locks else {})}
+    )
 
 
 def _p2p_calls(shots: Sequence[Snapshot]) -> CallRanks:
@@ -197,7 +221,7 @@ def _parsed_scripts(
 
 def _script(answer: Any, calls: Sequence[Call]) -> _Script:
     around = {int(line): tuple(span) if span else None for line, span in answer["around"].items()}
-    return _Script(dict(places_of(answer)), around, dict(zip(calls, answer["partners"], strict=True)))
+    return _Script(dict(places_of(answer)), around, dict(zip(calls, answer["partners"], strict=True)), answer["locks"])
 
 
 def _fitting_scripts(

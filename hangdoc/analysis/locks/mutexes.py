@@ -21,6 +21,7 @@ from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.thresholds import MIN_LOOKS, STALL_S, STILL_S, UNDISTURBED
 from hangdoc.evidence import Process, Stack, Stacks
 from hangdoc.evidence.locks import Locks, LockWait
+from hangdoc.evidence.logs import Aftermath
 
 RELEASES = frozenset({"release", "acquire", "notify", "notify_all", "set", "put", "submit", "__exit__"})
 # The innermost frame of a thread that waits for another one: a lock, a queue, an event, a pool's result.
@@ -60,6 +61,8 @@ def _facts(case: Case, key: Key) -> MutexFacts:
         return UNSEEN
     if case.ranks[key].alive is False:
         return FREE
+    if isinstance(case.record(key, "aftermath"), Aftermath):  # one look, at a rank that is presumed to stand still
+        return _judged(case, key, stacks, locks, frozenset(locks.parked))
     facts = _judged(case, key, stacks, locks, _parked(case, key))
     if facts.stuck:
         return facts
@@ -190,21 +193,27 @@ class Threads:
     def line(self, tid: int) -> str:
         """`MainThread waits for self.a at flush (cache.py:31), held by Thread-1 since put (cache.py:20)`."""
         wait, owner = self.waits[tid], self.owner(tid)
-        return f"{self.name(tid)} waits for {wait.name} at {self.site(tid)}, {self._format_holder(tid, wait, owner)}"
+        site = self.site(tid)
+        at = f" at {site}" if site else ""
+        return f"{self.name(tid)} waits for {wait.name}{at}, {self._format_holder(tid, wait, owner)}"
 
     def _format_holder(self, tid: int, wait: LockWait, owner: int | None) -> str:
         if not owner:
             return "held by a thread that has exited" if owner == 0 else "with no known holder among living threads"
         held = next((h for h in self.locks.holdings if (h.tid, h.semaphore) == (owner, wait.semaphore)), None)
-        where = f" since {held.function} ({held.file.rsplit('/', 1)[-1]}:{held.line})" if held else ""
+        where = f" since {held.function} ({held.file.rsplit('/', 1)[-1]}:{held.line})" if held and held.line else ""
         return f"held by {'itself' if owner == tid else self.name(owner)}{where}"
 
     def name(self, tid: int) -> str:
         return next((s.name for s in self.stacks.threads if s.tid == tid and s.name), None) or f"thread {tid}"
 
-    def site(self, tid: int) -> str:
+    def site(self, tid: int) -> str | None:
+        """Its innermost line of user code, else the native function that asks for the lock."""
         step = self.paths[tid].user
-        return step.site if step else "?"
+        if step is not None:
+            return step.site
+        named = (name for name, _, _, native in self.paths[tid].frames if native and "::" in name)
+        return next(named, "").partition("(")[0] or None
 
 
 def _parked(case: Case, key: Key) -> frozenset[int]:

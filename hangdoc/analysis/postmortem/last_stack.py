@@ -109,9 +109,16 @@ def _absent_by_stacks(case: Case) -> Collection[Key]:
     kinds = {_blocked_in(case, key)[0] for key in absent}
     if len(absent) > len(waiting) and (len(absent) < 2 or len(kinds) > 1 or not kinds <= ALIKE):
         return ()
-    if not waiting and any(stack[key].phase not in ("input", "checkpoint") for key in absent):  # perhaps no training
-        return ()
+    locked = kinds == {"lock file"} and len(absent) > 1 and _complete(case)  # then none of them holds it
+    if not waiting and not locked and any(stack[key].phase not in ("input", "checkpoint") for key in absent):
+        return ()  # perhaps no training
     return absent
+
+
+def _complete(case: Case) -> bool:
+    """True if no rank is missing among those that were seen, as far as their numbers show."""
+    ranks = {rank.target.rank for rank in case.ranks.values()}
+    return ranks == {None} or ranks == set(range(len(ranks)))
 
 
 def _drives(case: Case, key: Key) -> bool:

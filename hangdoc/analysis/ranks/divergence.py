@@ -41,6 +41,7 @@ class DivergenceFacts:
     branch_line: int | None = None
     branch_site: str | None = None  # function and line of that condition: "report (train.py:49)"
     branch_in_framework: bool | None = None  # a framework decides by that condition, and calls no user code there
+    branch_below: bool | None = None  # it is below the place where they diverged, whose source was not seen
     by_rank: bool | None = None  # that condition tests the rank: "rank == 0"
     outer: str | None = None  # counter of a loop around both sides: the outermost that differs, else the innermost
     outer_count: float | None = None  # its value on this rank
@@ -145,9 +146,12 @@ Side = Sequence[Cohort]
 def _cohorts(case: Case, stack: Mapping[Key, StackFacts]) -> list[Cohort]:
     by_lines: dict[tuple[Frames, str | None, bool | None], Cohort] = {}
     by_path: dict[tuple[CallPath, str | None, bool | None], Cohort] = {}  # few are looked up by their lines
+    threads = {key: judged_thread(case, key) for key in stack}
+    # Without any Python frame, ranks differ by their operations. A dump of another tool beside would differ by itself.
+    python = any(thread is not None and thread.path.python for thread in threads.values())
     for key, facts in stack.items():
-        thread = judged_thread(case, key)
-        if thread and thread.path.python:
+        thread = threads[key]
+        if thread is not None and (thread.path.python or (not python and facts.op is not None)):
             at = thread.path, facts.op, facts.waits
             cohort = by_path.get(at)
             if cohort is None:
@@ -251,10 +255,11 @@ def _facts(
     own_ranks = (ranks[key], ranks[first])  # a variable that holds the rank differs by design
     sizes = (d for d in _sizes(own, reference) if (d.here, d.there) != own_ranks) if outlier else iter(())
     length = next((d for d in sizes if counter is None or d.name != counter.name), None)
+    kind = "apart" if outlier and relation.kind == "same" and not own else relation.kind  # native frames alone
     return DivergenceFacts(
         side=number,
         outlier=outlier,
-        relation=relation.kind if outlier else "same",
+        relation=kind if outlier else "same",
         parted=relation.own.site if relation.own else None,
         parted_other=relation.peer.site if relation.peer else None,
         loop=relation.loop.header if relation.loop else None,
@@ -267,6 +272,7 @@ def _facts(
         branch_line=relation.branch.line if relation.branch else None,
         branch_site=f"{arm[0].function} ({arm[0].base}:{relation.branch.line})" if relation.branch and arm else None,
         branch_in_framework=all(is_library(step.file) for step in arm) if arm else None,
+        branch_below=relation.below if relation.branch else None,
         by_rank=parts_by_rank(relation.branch.test) if relation.branch else None,
         outer=laps.counter if laps else None,
         outer_count=laps.own if laps else None,
@@ -280,9 +286,19 @@ def _facts(
         size_here=length.here if length else None,
         size_other=length.there if length else None,
         same_operation=stack[key].op == stack[first].op and bool(stack[key].waits),
-        same_site=stack[key].site == stack[first].site and stack[key].file == stack[first].file,
+        same_site=_at_one_site(stack[key], stack[first], relation, own),
         inner=inner,
     )
+
+
+def _at_one_site(own: StackFacts, peer: StackFacts, relation: Relation, path: Steps) -> bool:
+    """True if both are at one line of user code; without such code, in frameworks, if their paths did not split."""
+    if (own.site, own.file) != (peer.site, peer.file):
+        return False
+    if not path:
+        return own.op == peer.op
+    split = relation.own is not None and relation.peer is not None and relation.own.line != relation.peer.line
+    return not split or any(not is_library(step.file) for step in path)
 
 
 def _condition(branch: Branch) -> str:

@@ -45,16 +45,17 @@ class Relation:
     common: tuple[Loop, ...] = ()  # loops around both, in the function where they diverged
     exit: str | None = None  # the condition under which one of them left `loop` before its last iteration
     laps: Laps | None = None  # in the loops around both, in any function; None: no counter is visible
+    below: bool = False  # `branch` is in a function called after they diverged, in a place whose source was not seen
 
 
 def relate(a: Steps, b: Steps) -> Relation:
     """How `a` relates to `b` (see `Relation`)."""
     depth = _divergence_depth(a, b)
     if depth is None:
-        return Relation("same" if _lines(a) == _lines(b) else "apart")
+        return Relation("same") if _lines(a) == _lines(b) else _by_rank_below(Relation("apart"), a, b)
     own, peer = a[depth], b[depth]
-    if own.place is None or peer.place is None:
-        return Relation("apart", own, peer)
+    if own.place is None or peer.place is None or own.place.alone or peer.place.alone:
+        return _by_rank_below(Relation("apart", own, peer), a[depth:], b[depth:])
     again = any(step.place is not None and step.place.loops for step in a[:depth])
     found = _by_lines(own, peer, own.place, peer.place, again)
     if found.kind == "other_call":
@@ -85,6 +86,16 @@ def _by_rank(found: Relation, inside: Steps, outside: Step) -> Relation:
         return found
     branch = _rank_test(inside, outside)
     return replace(found, branch=branch) if branch else found
+
+
+def _by_rank_below(found: Relation, a: Steps, b: Steps) -> Relation:
+    """Without the source of the split: only one of the two is under a condition that tests the rank."""
+    own, peer = _rank_test(a), _rank_test(b)
+    if own is not None and peer is None:
+        return replace(found, kind="in_branch", branch=own, below=True)
+    if peer is not None and own is None:
+        return replace(found, kind="out_of_branch", branch=peer, below=True)
+    return found
 
 
 def _rank_test(steps: Steps, beside: Step | None = None) -> Branch | None:

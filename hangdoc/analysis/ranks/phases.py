@@ -37,6 +37,7 @@ class PhaseRule:
     gpu: bool
     weak: bool
     innermost: bool
+    ended: bool
 
 
 class ProcessContext(NamedTuple):  # a cache key for every rank: a tuple hashes faster than a dataclass
@@ -74,6 +75,7 @@ def _rule(row: dict[str, Any]) -> PhaseRule:
         gpu=bool(row.get("gpu")),
         weak=bool(row.get("weak")),
         innermost=bool(row.get("innermost")),
+        ended=bool(row.get("ended")),
     )
 
 
@@ -98,7 +100,7 @@ def _phase(frames: Frames, calls: tuple[str, ...], in_library: bool, context: Pr
 def _allowed(rule: PhaseRule, context: ProcessContext) -> bool:
     if (rule.when == "idle" and context.busy is not False) or (rule.when == "busy" and not context.busy):
         return False
-    needs = ((rule.mpi, context.mpi), (rule.group, context.group), (rule.gpu, context.gpu))
+    needs = ((rule.mpi, context.mpi), (rule.group, context.group), (rule.gpu, context.gpu), (rule.ended, context.ended))
     return all(has for needed, has in needs if needed)
 
 

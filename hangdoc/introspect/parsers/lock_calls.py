@@ -25,7 +25,11 @@ def table(data: bytes, _: object = None) -> list[Any]:
     name], ["give", line, name]. A name is an expression such as `self.lock`. Raises as `parsed`, and ValueError for
     too many functions or events.
     """
-    tree, text = parsed(data)
+    return table_of(*parsed(data))
+
+
+def table_of(tree: ast.Module, text: list[str]) -> list[Any]:
+    """As `table`, for a parsed file."""
     found: list[tuple[int, int, list[Any]]] = [(0, len(text), list(_events(tree)))]
     for node in ast.walk(tree):
         if isinstance(node, _FUNCTIONS) and _last(node) > node.lineno:

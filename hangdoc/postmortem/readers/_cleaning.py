@@ -77,6 +77,7 @@ class TextLine:
 
     number: int
     text: str
+    listed: int | None = None  # the number that `cat -n`, an editor or `grep -n` wrote in front of it
 
 
 def decode(data: bytes) -> str:
@@ -216,7 +217,10 @@ def _renumbered(
         matches = [match for _, match in run if match]
         in_table = bool(found) and _COLUMN.search(found[-1].text) is not None
         if numbered and matches and not in_table and genuine(matches):
-            found += [replace(line, text=line.text[match.end() :] if match else "") for line, match in run]
+            found += [
+                replace(line, text=line.text[match.end() :], listed=int(match[1])) if match else replace(line, text="")
+                for line, match in run
+            ]
         else:
             found += [line for line, _ in run]
     return found

@@ -30,6 +30,7 @@ _WAIT_FUNCTIONS = frozenset(
     {"join", "wait", "_invoke_run", "_monitor_workers", "start_processes", "sigkill_handler", "main", "run"}
 )
 _WORKER = re.compile(r"torch/utils/data/_utils/worker\.py$")
+RANKS_WITH_STACKS = "ranks with stacks"  # key of ReadContext.shared
 MAX_DUMPS = 1000  # of one process in one source; a dump a minute for most of a day
 _ANONYMOUS = -(10**6)  # made-up PIDs start here, for processes with neither rank nor PID
 
@@ -75,6 +76,8 @@ def rank_pieces(found: Iterable[ProcessDump], source: Source, context: ReadConte
             helpers[owner].append((worker.process.pid or -1, worker.stacks.threads))
     for dump, process in _newest_dumps(list(zip(ranks, _owners(ranks, source), strict=True)), source, context):
         children = tuple(helpers.pop(dump.process.pid, ())) if dump.process.pid is not None else ()
+        if process.rank is not None:
+            context.shared.setdefault(RANKS_WITH_STACKS, set()).add(process.rank)
         yield Piece(process, "stacks", replace(dump.stacks, children=children) if children else dump.stacks)
         yield from (replace(piece, process=process) for piece in dump.more)
 
@@ -196,7 +199,10 @@ def _rank_from_command(dump: ProcessDump) -> int | None:
 
 
 def _ranks_from_gpus(processes: list[ProcessRef], placement: Placement) -> list[ProcessRef]:
-    """Ranks from the GPU or worker numbers in headings; on several hosts, only those that the text states."""
+    """Ranks from the GPU or worker numbers in headings; on several hosts, only those that the text states.
+
+    Beside a PID, the number of a single process is none: its job may have several hosts.
+    """
     ranks = [placement.rank_of(process) for process in processes]
     processes = [
         replace(process, rank=rank, pid=process.pid if process.pid is not None and process.pid >= 0 else None)
@@ -204,13 +210,19 @@ def _ranks_from_gpus(processes: list[ProcessRef], placement: Placement) -> list[
         else process
         for process, rank in zip(processes, ranks, strict=True)
     ]
-    named = [process for process in processes if process.pid is not None and -(10**4) < process.pid - LOCAL_PIDS <= 0]
     if len({process.host for process in processes}) > 1 or not placement.local_is_rank:
         return processes
-    return [
-        replace(process, rank=LOCAL_PIDS - (process.pid or 0), pid=None) if process in named else process
-        for process in processes
-    ]
+    several = len({process.local for process in processes if process.local is not None}) > 1
+    return [_numbered(process, several) for process in processes]
+
+
+def _numbered(process: ProcessRef, several: bool) -> ProcessRef:
+    """A process by its number on its host, if that is its rank."""
+    if process.local is None or process.rank is not None:
+        return process
+    if process.pid == LOCAL_PIDS - process.local:
+        return replace(process, rank=process.local, pid=None)
+    return replace(process, rank=process.local) if several else process
 
 
 def _ranks_from_local_ranks(ranks: Sequence[ProcessDump], processes: Sequence[ProcessRef]) -> list[ProcessRef] | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from hangdoc.evidence import Frame, Stack, Stacks, Variable
 from hangdoc.introspect import local_variables
 from hangdoc.introspect.frames import INNERMOST, OUTERMOST, short_name, trim_frames
+from hangdoc.postmortem.readers._elided import EarlierStacks, Elision
 
 MAX_THREADS = 2048  # per process
 MAX_NAME = 300  # characters of a thread or function name
@@ -86,6 +87,7 @@ class ThreadBuilder:
     active: bool = False
     frames: list[Frame] = field(default_factory=list)  # innermost first
     left_out: int = 0
+    gap: tuple[int, Elision] | None = None  # behind so many frames, a person left some out
 
     def add(self, frame: Frame) -> None:
         """Add the next outer frame; the middle of a very deep stack is dropped."""
@@ -93,6 +95,19 @@ class ThreadBuilder:
             self.frames[:], left_out = trim_frames(self.frames)
             self.left_out += left_out
         self.frames.append(frame)
+
+    def leave_out(self, mark: Elision) -> None:
+        """Note that frames are left out here."""
+        self.gap = self.gap or (len(self.frames), mark)
+
+    def fill(self, earlier: EarlierStacks, rank: int | None) -> None:
+        """Fill the gap from an earlier stack; or keep this stack, if it has none, for later ones."""
+        if self.gap is None:
+            earlier.add(rank, self.frames)
+            return
+        at, mark = self.gap
+        self.frames[at:at] = earlier.between(self.frames[:at], self.frames[at:], mark)
+        self.gap = None
 
     def stack(self) -> Stack:
         frames, left_out = trim_frames(self.frames)

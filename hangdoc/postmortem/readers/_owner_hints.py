@@ -13,28 +13,47 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from hangdoc.evidence.pieces import ProcessRef
+from hangdoc.postmortem.readers._elided import elision
 
 NAME = r"[A-Za-z0-9][\w.\-]{0,252}"  # of a host or a pod
 MAX_COMPANIONS = 4096  # ranks under one heading
 MAX_LINES = 20_000  # of a text whose hosts are looked for; longer ones are logs, which have prefixes
 LOCAL_PIDS = -(10**5)  # stands for the PID of GPU 0 of a host, below it those of its other GPUs
 
-_RANK = re.compile(r"(?<![A-Za-z_])(?:global[ _-]?)?rank[\s:=#_-]{0,4}(\d{1,6})(?!\d)", re.IGNORECASE)
+_RANK = re.compile(r"(?<![A-Za-z_])(?:(?:global|world)[ _-]?)?rank[\s:=#_-]{0,4}(\d{1,6})(?!\d)", re.IGNORECASE)
 _RANKS = re.compile(
     r"(?<![A-Za-z_])ranks?[\s:=#_\[(-]{0,4}"
-    r"(\d{1,6}(?:\s{0,2}(?:,(?: and)?|and|&|-|\u2013|to|\.\.)\s{0,2}(?:rank )?\d{1,6}){1,64})(?![\w.])",
+    r"(\d{1,6}(?:\s{0,2}(?:,(?: and)?|and|&|-|\u2013|to|through|thru|\.\.)\s{0,2}(?:rank )?\d{1,6}){1,64})(?![\w.])",
     re.IGNORECASE,
 )
-_SPAN = re.compile(r"(\d{1,6})(?:\s{0,2}(?:-|\u2013|to|\.\.)\s{0,2}(\d{1,6}))?")
+_SPAN = re.compile(r"(\d{1,6})(?:\s{0,2}(?:-|\u2013|to|through|thru|\.\.)\s{0,2}(\d{1,6}))?")
 _OTHER_RANK = re.compile(
     r"(?:local|node|group)[ _-]?rank[\s:=#_-]{0,4}\d{1,6}|world[ _-]?size[\s:=]{0,3}\d{1,6}|(?<=\d)\s?(?:/"
     r"|of)\s?\d{1,6}\b",
     re.IGNORECASE,
 )
 _LOCAL = re.compile(
-    r"(?<![A-Za-z_])(?:gpu|cuda|device|local[ _-]?rank|worker|proc)[\s:=#_-]{1,3}(\d{1,4})(?![\d.]|:\d)", re.IGNORECASE
+    r"(?<![A-Za-z_])(?:gpu|cuda|device|local(?:[ _-]?(?:rank|proc(?:ess)?|id))?|worker|proc)"
+    r"[\s:=#_-]{1,3}(\d{1,4})(?![\d.]|:\d)",
+    re.IGNORECASE,
 )
 _PID = re.compile(r"(?<![A-Za-z_])(?:--)?pid[\s:=#_]{0,4}(\d{1,9})(?!\d)", re.IGNORECASE)
+_PIDS = re.compile(r"(?<![A-Za-z_])pids?[\s:=#_]{0,4}\d{1,9}(?:(?:,(?: and)?|and|&) ?\d{1,9}){1,64}", re.IGNORECASE)
+# One process in a sentence: `rank 2 (pid 88213)`, `rank 1 is different. gdb on its pid 40417`
+_RANK_OF_PID = re.compile(
+    r"(?<![A-Za-z_])rank[ _#=:-]{0,2}(?P<rank>\d{1,6})\b(?:(?!ranks?\b|\bpid)[^\n\d]){0,60}?"
+    r"\bpid[ :=#]{0,3}(?P<pid>\d{1,9})\b",
+    re.IGNORECASE,
+)
+# Behind the rank whose stack is shown: `rank 0 (2 and 3 are the same)`
+_AND_THESE = re.compile(
+    r"\((?:also |and |ranks? ){0,3}(\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to) ?\d{1,6}){0,64}) (?:is |are )?"
+    r"(?:all )?(?:exactly )?(?:the )?(?:same|identical|alike|look the same|as well|too)\b[^()\n]{0,30}\)",
+    re.IGNORECASE,
+)
+# Ray's label of an actor, in its dashboard and in front of its lines: `(RayTrainWorker pid=5102, ip=10.0.0.7)`
+_ACTOR = re.compile(r"\((?:[A-Za-z_]\w{0,60} )?pid=(\d{1,9})(?:, ip=([\w.:-]{1,60}))?\)")
+_COMMENT_OF_COMMAND = re.compile(r"\s#[^#\n]{0,40}$")
 _HOST = re.compile(
     rf"(?<![A-Za-z_])(?:host(?:name)?|node|pod)(?:\s*[:=]\s*|\s+)({NAME})|(?:\bon\s+|@\s*)({NAME})", re.IGNORECASE
 )
@@ -126,7 +145,8 @@ _PRODUCT = re.compile(  # GPUs, models, systems and versions of software
 _RANK_NAME = re.compile(r"(?:global[-_]?)?rank[-_]?(\d{1,6})", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}")
 _LAST_CLAUSE = re.compile(  # "the others are fine. rank 1 is different:"
-    r"(?:^|[.;,!] |\b(?:but|only|while|and|on|of|here's|from) )(?:global )?rank[ -]?(\d{1,6})(?:'s)?"
+    r"(?:^|[.;,!] |\b(?:but|only|while|and|on|of|here's|from) )(?:global )?ranks?[ -]?"
+    r"(\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to) ?\d{1,6}){0,64})(?:'s)?"
     r"(?: [A-Za-z'-]{1,20}){0,5} ?:\s*$",
     re.IGNORECASE,
 )
@@ -228,6 +248,7 @@ class OwnerHints:
     companions: dict[int, tuple[int, ...]] = field(default_factory=dict)  # rank -> the ranks that share its heading
     listed: dict[int, int] = field(default_factory=dict)  # PID -> rank, as a list in the text says
     _row: tuple[int, str | None] | None = None  # the line above names this rank and its PID; the host before it
+    _taken: int | None = None  # rank of the last dump
     _spoke: int | None = None  # the rank that calls itself so in the line above
     _before: tuple[str, str] = ("", "")
 
@@ -239,10 +260,25 @@ class OwnerHints:
             rank = self.listed.get(pid) if pid is not None else self._spoke if self.local is None else None
         if rank is None and pid is None and self.local is not None:
             pid = LOCAL_PIDS - self.local
-        process = ProcessRef(rank, self.fixed.host or self.host, pid)
+        process = ProcessRef(rank, self.fixed.host or self.host, pid, local=self.local if rank is None else None)
+        self._taken = rank
         self.rank = self.pid = self.local = self._spoke = self._row = None
         self.updated = False
         return process
+
+    def rank_of(self, process: ProcessRef, pid: int | None) -> int | None:
+        """The rank of a dump whose PID was found in it."""
+        return self.listed.get(pid) if process.rank is None and pid is not None else process.rank
+
+    def give_back(self, process: ProcessRef) -> None:
+        """The process of a dump that turned out to be empty: the text says whose stack it shares."""
+        self.rank, self.pid, self.updated = process.rank, process.pid, True
+
+    def observe_command(self, command: str) -> None:
+        """The rank in a comment behind the command line of a process: `python train.py  # rank 3`."""
+        comment = _COMMENT_OF_COMMAND.search(command[-400:])
+        if comment and (rank := _RANK.search(_OTHER_RANK.sub(" ", comment[0]))):
+            self.rank = int(rank[1])
 
     def observe(self, text: str) -> None:
         """Read a line between dumps; most are prose without a reliable hint."""
@@ -262,6 +298,11 @@ class OwnerHints:
             return
         if len(pairs := _LISTED.findall(text)) > 1 and _RANK_AND_PID.search(text):
             self._observe_list([(int(one), int(other)) for one, other in pairs])
+            return
+        if len(text) < 400 and (one := _RANK_OF_PID.search(text)) and len(self.listed) < MAX_COMPANIONS:
+            self.listed.setdefault(int(one["pid"]), int(one["rank"]))
+        if self.rank is not None and self.updated and (mark := elision(text)) and mark.said:
+            self._observe_alike(mark.rank if mark.rank is not None else self._taken)
             return
         if same := _SAME.search(text):
             self._observe_same(_CLAUSE.split(text[: same.start()])[-1] or text[: same.start()], int(same[1]))
@@ -288,7 +329,8 @@ class OwnerHints:
             rank = int(said[1]) if not _several(comment[0]) else None
         pid = _PID.search(prompt.command)
         if rank is not None or pid:
-            self.rank, self.pid, self.updated = rank, int(pid[1]) if pid else None, True
+            announced = self.rank if self.updated and rank is None else rank  # by a heading above the command
+            self.rank, self.pid, self.updated = announced, int(pid[1]) if pid else None, True
 
     def _observe_same(self, front: str, rank: int) -> None:
         """Ranks of which the text only says that their stack is that of another one."""
@@ -297,6 +339,14 @@ class OwnerHints:
         if others and rank not in others:
             known = self.companions.get(rank, ())
             self.companions[rank] = (*known, *others)[:MAX_COMPANIONS]
+
+    def _observe_alike(self, rank: int | None) -> None:
+        """The process of the heading above has the stack of this rank; no dump of its own follows."""
+        if self.rank is not None and rank is not None and rank != self.rank:
+            own = (self.rank, *self.companions.pop(self.rank, ()))
+            self.companions[rank] = (*self.companions.get(rank, ()), *own)[:MAX_COMPANIONS]
+        self.rank = self.pid = self.local = None
+        self.updated = False
 
     def _observe_list(self, pairs: list[tuple[int, int]]) -> None:
         """Ranks and their PIDs, in either order: the numbers of the ranks are the smaller ones."""
@@ -320,8 +370,11 @@ class OwnerHints:
 
     def _observe_labels(self, text: str) -> bool:
         """True if a line names the process of the next dump."""
+        text = _ACTOR.sub(lambda found: f" pid {found[1]}" + (f" on {found[2]} " if found[2] else " "), text, count=1)
         rest = _OTHER_RANK.sub(" ", text)
         rest = _NOTE.sub(" ", rest, count=1)
+        these = _AND_THESE.search(rest)
+        rest = _PIDS.sub(" ", _AND_THESE.sub(" ", rest, count=1), count=1)
         several = _several(rest)
         rank, pid = _RANK.search(rest), _PID.search(rest)
         local = _LOCAL.search(text) if rank is None and not several else None
@@ -336,10 +389,12 @@ class OwnerHints:
         ]
         if (len(words) > 1 or (words and host)) and not self._is_heading(text, rest, words):
             if (clause := _LAST_CLAUSE.search(text)) and not _LOGGED.search(text):
-                self.rank, self.pid, self.local, self.updated = int(clause[1]), None, None, True
+                self._announce(listed_numbers(clause[1], MAX_COMPANIONS))
             return False  # a sentence
         if host and host[2] and host[2][-1:].isalpha() and _FILLER_WORDS.fullmatch(host[2]):
             host = None  # "on rank 1 py-spy says"
+        if host and re.fullmatch(r"(?:local |global )?ranks?", host[1] or host[2] or "", re.IGNORECASE):
+            host = None  # the same rank, named twice
         named = _ENDING.sub("", host[1] or host[2]) if host else next(filter(_may_be_host, words), None)
         self.rank = several[0] if several else int(rank[1]) if rank else None
         self.pid = int(pid[1]) if pid else None
@@ -348,9 +403,18 @@ class OwnerHints:
         self.updated = True
         if self.rank is not None:
             self.companions.pop(self.rank, None)
-            if several[1:]:
-                self.companions[self.rank] = several[1:]
+            others = (*several[1:], *(listed_numbers(these[1], MAX_COMPANIONS) if these else ()))
+            if others:
+                self.companions[self.rank] = others[:MAX_COMPANIONS]
         return True
+
+    def _announce(self, ranks: tuple[int, ...]) -> None:
+        """The next dump is of these ranks."""
+        if ranks:
+            self.rank, self.pid, self.local, self.updated = ranks[0], None, None, True
+            self.companions.pop(ranks[0], None)
+            if ranks[1:]:
+                self.companions[ranks[0]] = ranks[1:]
 
     def _is_heading(self, text: str, rest: str, words: list[str]) -> bool:
         """True if a line of several words announces the stack of one process."""

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, NAME, OwnerHints
+from hangdoc.postmortem.readers._owner_hints import NAME, OwnerHints
 from hangdoc.postmortem.readers._text_source import text_source
 from hangdoc.system import input_limits
 
@@ -107,6 +107,7 @@ def parse_channels(texts: Iterable[str], opening: re.Pattern[str], factory: Pars
     unprefixed = OwnerHints()  # shared by indented and quoted text: hints outside a quote hold inside it
     hints_by_prefix = {"": unprefixed}
     parsers: dict[str, ChannelParser] = {"": factory(unprefixed)}
+    owners = _Owners(unprefixed)
     lengths: list[int] = []
     for text in texts:
         prefix, start = _prefix(text, opening, parsers, lengths)
@@ -119,32 +120,54 @@ def parse_channels(texts: Iterable[str], opening: re.Pattern[str], factory: Pars
         if not parsers[prefix].feed(rest):
             hints_by_prefix[prefix].observe(rest)
         if parsers[prefix].pieces:
-            yield from _of_each_owner(parsers[prefix].pieces, hints_by_prefix[prefix], unprefixed)
+            yield from owners.of(parsers[prefix].pieces, hints_by_prefix[prefix])
             parsers[prefix].pieces.clear()
     for prefix, parser in parsers.items():
         parser.end()
-        yield from _of_each_owner(parser.pieces, hints_by_prefix[prefix], unprefixed)
+        yield from owners.of(parser.pieces, hints_by_prefix[prefix])
+    yield from owners.rest()
 
 
-def _of_each_owner(pieces: Iterable[Piece], hints: OwnerHints, unprefixed: OwnerHints) -> Iterator[Piece]:
+@dataclasses.dataclass(slots=True)
+class _Owners:
     """The pieces; those of a rank whose stack other ranks share, by a heading or a sentence, once a rank."""
-    for piece in pieces:
-        yield piece
-        number = _number_of(piece.process)
-        shared = {**unprefixed.companions, **hints.companions}
-        for rank in shared.get(number, ()) if number is not None else ():
-            process = ProcessRef(rank, piece.process.host)
-            record = piece.record
-            if isinstance(getattr(record, "process", None), ProcessRef):
-                record = dataclasses.replace(record, process=process)
-            yield replace(piece, process=process, record=record)
+
+    unprefixed: OwnerHints
+    _newest: dict[int, Piece] = dataclasses.field(default_factory=dict)  # by rank
+    _shared: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)  # rank -> ranks with its stack
+
+    def of(self, pieces: Iterable[Piece], hints: OwnerHints) -> Iterator[Piece]:
+        for piece in pieces:
+            yield piece
+            number = _number_of(piece.process)
+            self._shared = {**self.unprefixed.companions, **hints.companions}
+            if number is not None:
+                self._newest[number] = piece
+                for rank in self._shared.get(number, ()):
+                    self._newest[rank] = _copied(piece, rank)
+                    yield self._newest[rank]
+        self._shared = {**self.unprefixed.companions, **hints.companions}
+
+    def rest(self) -> Iterator[Piece]:
+        """For the ranks that the text names after the stack that they share; they have no stack of their own."""
+        for number, ranks in self._shared.items():
+            for rank in ranks if number in self._newest else ():
+                if rank not in self._newest:
+                    yield _copied(self._newest[number], rank)
+
+
+def _copied(piece: Piece, rank: int) -> Piece:
+    """The same stack on another rank."""
+    process = ProcessRef(rank, piece.process.host)
+    record = piece.record
+    if isinstance(getattr(record, "process", None), ProcessRef):
+        record = dataclasses.replace(record, process=process)
+    return replace(piece, process=process, record=record)
 
 
 def _number_of(process: ProcessRef) -> int | None:
     """Its rank, or else its number on its host."""
-    if process.rank is None and process.pid is not None and 0 <= LOCAL_PIDS - process.pid < 10**4:
-        return LOCAL_PIDS - process.pid
-    return process.rank
+    return process.local if process.rank is None else process.rank
 
 
 def _prefix(

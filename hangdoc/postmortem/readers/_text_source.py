@@ -34,6 +34,8 @@ class TextSource(Source):
 
     content: bytes = b""
     numbers: array[int] = field(default_factory=lambda: array("I"), compare=False)  # of each line in the file
+    # Number that was written in front of a line, by index of the line.
+    listed: Mapping[int, int] = field(default_factory=dict, compare=False)
 
     @property
     def head(self) -> bytes:
@@ -83,7 +85,8 @@ def text_source(source: Source, context: ReadContext) -> Source:
     if damage:
         context.warn(f"{source.name}: {damage}; the text before that is used")
     content = "\n".join(line.text for line in lines).encode("utf-8", "replace")
-    return TextSource(*same, content, array("I", (line.number for line in lines)))
+    listed = {index: line.listed for index, line in enumerate(lines) if line.listed is not None}
+    return TextSource(*same, content, array("I", (line.number for line in lines)), listed)
 
 
 def _is_clean(sample: bytes) -> bool:

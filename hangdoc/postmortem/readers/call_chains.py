@@ -113,12 +113,12 @@ class CallChainReader:
 
     def recognises(self, source: Source) -> bool:
         head = source.head_text
-        return _CHAIN_MARK.search(head) is not None and bool(_stacks(head.split("\n")))
+        return _CHAIN_MARK.search(head) is not None and bool(stacks_in(head.split("\n")))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         if context.taken & DUMPS:
             return
-        for rank, frames in _by_rank(_stacks(text_lines(source, context))):
+        for rank, frames in _by_rank(stacks_in(text_lines(source, context))):
             thread = ThreadBuilder(0, "MainThread")
             for frame in frames:
                 thread.add(frame)
@@ -132,7 +132,7 @@ def _by_rank(stacks: Sequence[_Stack]) -> Iterator[tuple[int, list[Frame]]]:
     yield from sorted(found.items())
 
 
-def _stacks(lines: Iterable[str]) -> list[_Stack]:
+def stacks_in(lines: Iterable[str]) -> list[_Stack]:
     """The stacks in a text; empty if one rank alone has some, or if none is known for sure."""
     found: list[_Stack] = []
     for line in lines:

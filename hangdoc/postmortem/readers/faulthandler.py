@@ -13,6 +13,7 @@ from hangdoc.evidence import End
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
+from hangdoc.postmortem.readers._elided import EarlierStacks, elision
 from hangdoc.postmortem.readers._frames import MAX_THREADS, ThreadBuilder, python_frame, stacks_record
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, text_lines
 
@@ -22,7 +23,7 @@ _HEADER = re.compile(
 _FRAME = re.compile(r'\s*File "(.*)", line (\d{1,9}|\?\?\?) in (.+?)\s*')
 _FATAL = re.compile(r"Fatal Python error: (.{1,200})")
 _TIMEOUT = re.compile(r"Timeout \(\d+:\d\d:\d\d(?:\.\d+)?\)!\s*")
-_REST = re.compile(r"\s*(?:\.\.\.|<no Python frame>|<tstate is freed>|Garbage-collecting)\s*")
+_REST = re.compile(r"\s*(?:<no Python frame>|<tstate is freed>|Garbage-collecting)\s*")
 OPENING = re.compile(
     r"(?:Current thread|Thread) 0x[0-9a-f]{1,16}(?: \[.*\])? \(most recent call first\)"
     r"|Stack \(most recent call first\)|Fatal Python error: |Timeout \(\d+:\d\d:\d\d"
@@ -90,6 +91,7 @@ class _Parser:
         self._process: ProcessRef | None = None
         self._threads: list[ThreadBuilder] = []
         self._fatal: int | None = None  # signal of the crash
+        self._earlier = EarlierStacks()
 
     def feed(self, text: str) -> bool:
         if found := _HEADER.fullmatch(text.strip()):
@@ -108,6 +110,9 @@ class _Parser:
             line = int(found[2]) if found[2].isdigit() else None
             self._threads[-1].add(python_frame(found[3], found[1], line))
             return True
+        if self._threads and not _REST.fullmatch(text) and (mark := elision(text)):
+            self._threads[-1].leave_out(mark)
+            return True
         return self._process is not None and bool(not text.strip() or _REST.fullmatch(text))
 
     def _begin(self) -> None:
@@ -124,6 +129,7 @@ class _Parser:
 
     def end(self) -> None:
         for thread in self._threads:
+            thread.fill(self._earlier, self._process.rank if self._process else None)
             thread.name = "MainThread" if _is_main(thread) else thread.name  # 3.14 names it after the program
         names = [thread.name for thread in self._threads]
         alone = len(names) == 1 and names[0]  # one thread of several may have been asked for

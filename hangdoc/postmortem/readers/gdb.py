@@ -9,15 +9,27 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from hangdoc.evidence import Frame
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
 from hangdoc.postmortem.readers._frames import MAX_THREADS, ThreadBuilder, native_frame, python_frame, stacks_record
+from hangdoc.postmortem.readers._gdb_locks import NativeThread, PrintedOwners, locks_of, mutex_in
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, opens, text_lines
 
 _THREAD = re.compile(
     r'Thread (\d{1,6}) \((?:Thread 0x[0-9a-f]+ \()?(?:LWP|process) (\d{1,9})\)?(?: "(.*?)")?\)[^:]{0,80}:?\s*'
+)
+# A row of `info threads`, and what changes the thread of the next `bt`.
+_ROW = re.compile(
+    r"\s*(?P<current>\*)?\s*(?P<number>\d{1,6})\s+Thread 0x[0-9a-f]{1,16} \(LWP (?P<tid>\d{1,9})\)"
+    r"(?: \"(?P<name>[^\"]{0,100})\")?(?:\s.{0,2000})?"
+)
+_SWITCH = re.compile(r"\(gdb\)\s*t(?:hr(?:ead)?)?\s+(\d{1,6})\s*")
+_SWITCHED = re.compile(
+    r"\[Switching to thread (?P<number>\d{1,6}) \(Thread 0x[0-9a-f]{1,16} \(LWP (?P<tid>\d{1,9})\)\)\].{0,400}"
 )
 _TID = re.compile(r"TID (\d{1,9}):\s*")
 _PROCESS = re.compile(r"PID (\d{1,9}) - (?:process|core)\s*|Attaching to (?:program: .*, )?process (\d{1,9})\s*")
@@ -40,6 +52,7 @@ class _Thread:
     number: int | None
     native: ThreadBuilder
     python: list[Frame] = field(default_factory=list)
+    mutex: int | None = None  # address of the first that its frames name
 
 
 class GdbReader:
@@ -73,8 +86,14 @@ class _Parser:
         self._threads: dict[int, _Thread] = {}
         self._last: _Thread | None = None
         self._in_python = False
+        self._rows: dict[int, tuple[int, str | None]] = {}  # thread ID and name, by gdb's number
+        self._current = 1  # gdb's number of the thread that `bt` shows
+        self._flush: list[int] = []  # rows without an indent
+        self._owners = PrintedOwners()
 
     def feed(self, text: str) -> bool:
+        if self._select(text) or self._owners.feed(text, self._last.mutex if self._last else None):
+            return True
         if found := _PROCESS.fullmatch(text.strip()):
             self.end()
             self._process = self._hints.take(int(found[1] or found[2]))
@@ -95,7 +114,30 @@ class _Parser:
             return True
         return self._frame(text)
 
+    def _select(self, text: str) -> bool:
+        """Follow `info threads`, and the commands that select a thread."""
+        if (row := _ROW.fullmatch(text) or _SWITCHED.fullmatch(text)) is not None:
+            number = int(row["number"])
+            if len(self._rows) < MAX_THREADS:
+                self._rows[number] = (
+                    int(row["tid"]),
+                    row.groupdict().get("name") or self._rows.get(number, (0, None))[1],
+                )
+            if row.re is _SWITCHED or row["current"]:
+                self._current = number
+            elif not text[0].isspace():  # its star was taken for a bullet: the other rows are indented
+                self._flush.append(number)
+                self._current = number if len(self._flush) == 1 else 1
+            return True
+        if switch := _SWITCH.fullmatch(text):
+            self._current = int(switch[1])
+            return True
+        return False
+
     def _thread(self, tid: int, number: int | None, name: str | None) -> bool:
+        if not tid and number == 1 and self._current in self._rows:  # a bare `bt`
+            number = self._current
+            tid, name = self._rows[number]
         same_number = (
             one for one in self._threads.values() if number is not None and one.number == number and one.tid != tid
         )
@@ -123,6 +165,7 @@ class _Parser:
                 self._process = self._hints.take(pid)
                 self._thread(tid, number, name)
             if self._last is not None:
+                self._last.mutex = self._last.mutex or mutex_in(found[3] or "")
                 self._last.native.add(_native(found[3] or found[2] or "??"))
             return True
         return self._in_python and (not text.strip() or text[0].isspace())  # the source line below a frame
@@ -132,10 +175,21 @@ class _Parser:
             pid = self._process.pid
             if pid is None and not self._core:  # gdb numbers the main thread 1 when it attaches; TID 0: not stated
                 pid = next((one.tid for one in self._threads.values() if one.number == 1), None) or None
-            record = stacks_record([_joined(one, pid) for one in self._threads.values()])
-            process = ProcessRef(self._process.rank, self._process.host, pid)
+            for one in self._threads.values():
+                if not one.tid and one.number == 1 and 1 in self._rows:  # `info threads` came after its `bt`
+                    one.tid = one.native.tid = self._rows[1][0]
+                    pid = pid if pid is not None else one.tid
+            joined = [_joined(one, pid) for one in self._threads.values()]
+            native = [
+                NativeThread(thread.tid, thread.frames, one.mutex)
+                for one, thread in zip(self._threads.values(), joined, strict=True)
+            ]
+            locks = locks_of(native, self._owners.by_mutex)
+            record = stacks_record(joined)
+            process = replace(self._process, rank=self._hints.rank_of(self._process, pid), pid=pid)
             if record is not None:
-                self.pieces.append(Piece(process, "stacks", ProcessDump(process, record, self._command)))
+                more = (Piece(process, "locks", locks),) if locks is not None else ()
+                self.pieces.append(Piece(process, "stacks", ProcessDump(process, record, self._command, more=more)))
         self._process, self._threads, self._last, self._command, self._core = None, {}, None, "", False
 
 

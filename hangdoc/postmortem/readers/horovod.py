@@ -17,7 +17,7 @@ from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._pasted_text import text_lines
 
-_HEAD = re.compile(r"tensors were submitted to be reduced, gathered or broadcasted by subset of ranks")
+_HEAD = re.compile(r"\breduced, gathered or broadcasted by subset of ranks")  # the line before may have been wrapped
 _MISSING_RANKS = re.compile(r"Missing ranks:\s*$")
 _OF_RANK = re.compile(r"(?:^|[\s:>|])(\d{1,7})!?: \[([^\[\]\n]{1,4000})\]?\s*$")
 _OF_TENSOR = re.compile(

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._owner_hints import prompt_of
+from hangdoc.postmortem.readers._owner_hints import HostContext, prompt_of
 from hangdoc.postmortem.readers._text_source import text_source
 
 KIND = "stale_lock"  # of the event of a listing
@@ -39,7 +39,7 @@ _DATE = re.compile(
     r"|(?P<iso>\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d)?)?)(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)\s*"
 )
 _USERS = re.compile(
-    r"(?:^|[;&|] ?)(?:sudo )?(?:(?:fuser|lsof)\b.*lock|pgrep\b.*(?:ninja|nvcc|cc1plus|c\+\+|cicc|ptxas))"
+    r"(?:^|[;&|] {0,4})(?:sudo )?(?:(?:fuser|lsof)\b.*lock|pgrep\b.*(?:ninja|nvcc|cc1plus|c\+\+|cicc|ptxas))"
 )
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
@@ -63,9 +63,9 @@ class LockListingReader:
         with source.open() as file:
             for number, raw in enumerate(file, 1):
                 found.feed(raw[:MAX_LINE].decode("utf-8", "replace").rstrip("\r\n"), number)
-        events = tuple(found.events(source.name))
-        if events:
-            yield Piece(ProcessRef(host=found.host), "logs", Logs(events))
+        hosts = HostContext(source.head)
+        for event in found.events(source.name):
+            yield Piece(ProcessRef(host=hosts.at(event.line) or found.host), "logs", Logs((event,)))
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class _Listing:
             self._add(self._stat, written["when"], number)
         elif date := _DATE.fullmatch(text):
             self.now = _now(date)
-        elif self._answering and re.search(r"\b\d{2,9}\b", text):
+        elif self._answering and not _DATE.fullmatch(text) and re.search(r"\b\d{2,9}\b", text):
             self.used = True
 
     def _add(self, name: str, when: str, number: int) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import IO, cast
 
+from msgspec.structs import replace as replace_record
+
+from hangdoc.evidence import End
+from hangdoc.evidence.logs import Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
-from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source
+from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source, interrupted
 from hangdoc.postmortem.readers._logs.catalogue import EVERY_RANK, LinePattern, anchors, patterns_by_anchor
 from hangdoc.postmortem.readers._logs.collect import LogCollector
 from hangdoc.postmortem.readers._logs.figures import read_figures
@@ -72,10 +77,23 @@ class LogReader:
         for anchor, count in counts.items():
             if count >= (most := _most_matches(anchor)):
                 context.warn(f"{source.name}: many lines with `{anchor}`; only the first {most} were read")
-        yield from collector.pieces(summary)
+        pieces = collector.pieces(summary)
+        yield from _without_interrupts(pieces) if interrupted.NAME in context.taken else pieces
         placement = source.placement if isinstance(source, TextSource) else None
         if found_figures := read_figures(summary.tail, summary.lines, style, source.name, placement):
             yield Piece(ProcessRef(), "figures", found_figures)
+
+
+def _without_interrupts(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The pieces without what an interrupt of a hung job left: `interrupted` has read where its ranks stood."""
+    for piece in pieces:
+        record = piece.record
+        if isinstance(record, Logs):
+            said = tuple(event for event in record.said if event.fields.get("type") != "KeyboardInterrupt")
+            if said or not record.said:
+                yield replace_record(piece, record=replace_record(record, said=said))
+        elif piece.probe != "stacks" and not (isinstance(record, End) and record.signal == signal.SIGINT):
+            yield piece
 
 
 def _anchors_in(matched: MatchedLine, search: AnchorSearch, counts: dict[str, int]) -> list[str]:

@@ -10,10 +10,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from hangdoc.evidence import Frame, Variable
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._dump_ranks import ProcessDump, process_dumps, rank_pieces
+from hangdoc.postmortem.readers._elided import EarlierStacks, elision
 from hangdoc.postmortem.readers._frames import (
     MAX_THREADS,
     MAX_VARIABLES,
@@ -75,6 +78,7 @@ class _Parser:
         self._frame: tuple[str, str] | None = None  # waits for its variables
         self._variables: list[tuple[str, list[str], bool]] | None = None
         self._section: str | None = None
+        self._earlier = EarlierStacks()
 
     def feed(self, text: str) -> bool:
         if found := _PROCESS.match(text):
@@ -82,8 +86,13 @@ class _Parser:
                 self._parent = int(found[2])
             else:
                 self.end()
+                self._hints.observe_command(found[3])
                 self._command, self._process = found[3][:4096], self._hints.take(int(found[2]))
             return True
+        if self._process is not None and not self._threads and (mark := elision(text)) and mark.said:
+            self._hints.give_back(self._process)
+            self._process = None
+            return False
         if (found := _PYTHON.fullmatch(text)) and self._process is not None:
             self._python = found[1]
             return True
@@ -109,7 +118,7 @@ class _Parser:
         number = int(tid, 16 if tid.startswith("0x") else 10)
         if name == "MainThread" and self._process.pid is None and not tid.startswith("0x") and 0 < number < 2**22 + 1:
             # Linux: the main thread's TID is the PID.
-            self._process = ProcessRef(self._process.rank, self._process.host, number)
+            self._process = replace(self._process, rank=self._hints.rank_of(self._process, number), pid=number)
         thread = ThreadBuilder(number, name, status.endswith("+gil"), status.startswith("active"))
         if len(self._threads) < MAX_THREADS:
             self._threads.append(thread)
@@ -124,6 +133,10 @@ class _Parser:
         if parts := _frame(text):
             self._close()
             self._frame = parts
+            return True
+        if self._section is None and (mark := elision(text)):
+            self._close()
+            self._threads[-1].leave_out(mark)
             return True
         if self._section is not None and self._variables:
             before = self._variables[-1][1]
@@ -141,6 +154,8 @@ class _Parser:
     def end(self) -> None:
         """Finish the current process; also called at the end of the text."""
         self._close()
+        for thread in self._threads:
+            thread.fill(self._earlier, self._process.rank if self._process else None)
         record = stacks_record(self._threads, self._python)
         if self._process is not None and record is not None:
             dump = ProcessDump(self._process, record, self._command, self._parent)
@@ -148,7 +163,11 @@ class _Parser:
         self._process, self._command, self._parent, self._python, self._threads = None, "", None, None, []
 
 
-_OWNER = re.compile(r"\((?:pid|rank|local rank|host|node|gpu)[ :=#]", re.IGNORECASE)  # a heading: `rank 1 (pid 5513)`
+# A heading: `rank 1 (pid 5513)`, `pid 8811, 8812 (ranks 1-2)`
+_OWNER = re.compile(r"\((?:pids?|(?:local |global )?ranks?|hosts?|nodes?|gpus?)[ :=#]", re.IGNORECASE)
+_REMARK = re.compile(
+    r"(\.pyx?:\d{1,9}\))(?:\s{1,40}(?:#|<-|<=|//|--|\u2190|\u21d0|\().{0,400})$"
+)  # of a person, behind a frame
 _NOTED = re.compile(  # another heading: `[gn07] ranks 4,5 (all the same)`
     r"(?:.{0,80}[\s\])])?[\[(=*#-]{0,8} ?(?:ranks?|workers?|gpus?|node|host)[ :=#_-]{0,3}\d.{0,200}\([^().:/]{1,60}\)",
     re.IGNORECASE,
@@ -157,7 +176,7 @@ _NOTED = re.compile(  # another heading: `[gn07] ranks 4,5 (all the same)`
 
 def _frame(text: str) -> tuple[str, str] | None:
     """The function of a frame, and the content of its last balanced parentheses."""
-    text = text.strip()
+    text = _REMARK.sub(r"\1", text.strip())
     if not text.endswith(")") or len(text) > 8192 or _OWNER.search(text) or _NOTED.fullmatch(text):
         return None
     depth = 0

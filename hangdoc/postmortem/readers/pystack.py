@@ -6,6 +6,8 @@ import re
 from collections import deque
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from hangdoc.evidence import Frame, Variable
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
@@ -135,7 +137,7 @@ class _Parser:
                 pid = pid if pid is not None else thread.tid or None  # Linux: the main thread's TID is the PID
         record = stacks_record(threads)
         if self._process is not None and record is not None:
-            process = ProcessRef(self._process.rank, self._process.host, pid)
+            process = replace(self._process, rank=self._hints.rank_of(self._process, pid), pid=pid)
             self.pieces.append(Piece(process, "stacks", ProcessDump(process, record)))
         self._process, self._threads = None, []
 

@@ -21,6 +21,7 @@ _WATCHDOG_FRAME = re.compile(
     r"(?:^|[\s:])#(\d{1,3}) (?P<function>\S{1,200}) from (?P<file>\S{1,1000}):(?P<line>\d{1,9})\s*$"
 )
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<message>.*))?$")
+_GLUED = re.compile(r"(?<=\w)\[rank\d{1,6}\]: ?Traceback.*$")  # the next rank wrote before the end of the line
 CHAINED = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 _CONTINUES = re.compile(r"[:,]\s*$|NCCL error|CollectiveFingerPrint|DistBackendError")
 # Entry points of a program, thread or worker: an exception whose traceback begins there was not caught.
@@ -79,6 +80,7 @@ def _frames(lines: Iterator[str]) -> tuple[list[Frame], str | None]:
                 file = match["file"]
                 frames.append(Frame(match["function"] or "<module>", file, int(match["line"]), _short(file)))
         elif text and not text[0].isspace():
+            text = _GLUED.sub("", text)
             if _EXCEPTION.match(text) or strange == MAX_STRANGE or HEADING in text:
                 return frames, text
             strange += 1

@@ -1,0 +1,57 @@
+"""Source that a text has beside its stacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hangdoc.postmortem.readers import ReadContext
+from hangdoc.postmortem.readers._input_file import Source
+from hangdoc.postmortem.readers._text_source import text_source
+from hangdoc.postmortem.readers.pasted_source import EXCERPTS, READER, SourceExcerpt
+
+
+def excerpts(text: str, folder: Path) -> list[SourceExcerpt]:
+    path = folder / "stdin"
+    path.write_text(text)
+    context = ReadContext(print)
+    source = text_source(Source(path, "stdin", path.stat().st_size), context)
+    if READER.recognises(source):
+        list(READER.read(source, context))
+    return list(context.shared.get(EXCERPTS, []))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "eval.py\n```\n 50  p = infer(x)\n 51  if rank == 0:\n 52      p = gather(p)\n```\n",
+        "> in eval.py:\n> 50 p = infer(x)\n> 51 if rank == 0:\n> 52     p = gather(p)\n",
+        "src/eval.py says\n50: p = infer(x)\n51: if rank == 0:\n52:     p = gather(p)\n",
+        "this is eval.py, from line 50\n   50 | p = infer(x)\n   51 | if rank == 0:\n   52 |     p = gather(p)\n",
+    ],
+)
+def test_lines_with_numbers(text: str, tmp_path: Path) -> None:
+    (found,) = excerpts(text, tmp_path)
+    assert Path(found.file or "").name == "eval.py"
+    assert found.numbers == (50, 51, 52)
+    assert [row.strip() for row in found.rows] == ["p = infer(x)", "if rank == 0:", "p = gather(p)"]
+
+
+def test_lines_without_numbers(tmp_path: Path) -> None:
+    (found,) = excerpts("the code:\n\nfor x in it:\n    y = f(x)\n    dist.barrier()\n\nit hangs there\n", tmp_path)
+    assert (found.file, found.numbers) == (None, None)
+    assert found.rows[0] == "for x in it:"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step 1: loss 2.0\nstep 2: loss 1.9\nif you know why:\nplease tell me\n",
+        '  File "t.py", line 50, in f\n    if rank == 0:\n  File "t.py", line 60, in g\n    x = gather(x)\n',
+        "1 0.5 0.2\n2 0.4 0.1\n3 0.4 0.1\n",
+        "with 4 gpus:\n  1: 20 ms\n  2: 21 ms\n",
+    ],
+)
+def test_what_is_no_source(text: str, tmp_path: Path) -> None:
+    assert not excerpts(text, tmp_path)
