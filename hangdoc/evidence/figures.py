@@ -27,3 +27,5 @@ class Figures(Record, frozen=True):
     source: str
     index_is_rank: bool = False  # the text states that the number of a GPU is its rank
     ordinal_is_rank: bool = False  # the same of the number at the end of a pod's name
+    staged: bool = False  # the text says that the ranks are stages of a pipeline
+    sharded: bool = False  # the text says that ranks hold parts of the model

@@ -141,6 +141,34 @@ def test_the_parts_of_a_step_are_its_length() -> None:
     assert job.loading_s == pytest.approx(2.5)
 
 
+def test_stages_and_parts_prove_little() -> None:
+    values = figures({"work": [0.9, 0.9, 1.9, 0.91], "state": ["7be0", "7be0", "c314", "7be0"]})
+    pieces = [Piece(ProcessRef(), "figures", Figures(tuple(values), "job.log", staged=True, sharded=True))]
+    job = derive(list(snapshots(pieces)), TYPES).job.figures
+    assert (len(job.slow), job.slow_firm, len(job.odd), job.apart_exact) == (1, False, 1, False)
+
+
+def test_extremes_of_a_report() -> None:
+    values = [
+        Figure("input", "data", "extreme", owner, value, False, True)
+        for owner, value in (("12", "4.8"), ("fastest", "0.01"), ("usual", "0.16"))
+    ]
+    job = facts(values).job.figures
+    assert ([one.rank for one in job.loading], job.loading_firm) == ([12], True)
+    assert job.loading_why == "data: 4.8 s on rank 12; 0.16 s as a mean or median"
+
+
+def test_shares_of_a_step() -> None:
+    values = [
+        Figure("input", "data%", "rank", str(at), value) for at, value in enumerate(("1.1", "60.4", "1.0", "1.2"))
+    ]
+    job = facts(values).job.figures
+    assert ([one.rank for one in job.loading], job.loading_why) == (
+        [1],
+        "data%: 60.4 % on rank 1; 1.1 % on the other 3",
+    )
+
+
 def test_a_gpu_is_a_rank_if_the_text_states_it() -> None:
     values = figures({"work gpu": [0.9, 0.9, 1.9, 0.91]})
     assert [one.rank for one in facts(values, index_is_rank=True).job.figures.slow] == [2]
