@@ -15,7 +15,7 @@ SPENT = frozenset({"step", "work", "backward", "wait"})  # kinds of the time tha
 UNIT = (
     r"(?:\u00b5s|\u03bcs|us|usec|msecs?|ms|secs?|seconds?|s|mins?)(?:/(?:it|iters?|iteration|steps?|batch))?"
     r"|[kK]?(?:tok(?:en)?s?|samples?|imgs?|images?|seqs?|its?|iters?|steps?|examples?|frames?)/(?:secs?|second|s)"
-    r"(?:/(?:gpu|device|rank))?|[TGP]?FLOP/?[sS]?|%|x"
+    r"(?:/(?:gpu|device|rank))?|[TGPtgp]?(?:FLOP|flop)/?[sS]?|%|x"
 )
 
 _TIME_UNIT = {

@@ -11,7 +11,9 @@ RANK, GPU, HOST, REPLICA, SHORT, NUMBERED = "rank", "gpu", "host", "replica", "s
 NUMBER = r"-?\d{1,15}(?:,\d{3}){0,4}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?"
 HEX = r"(?:0x)?(?=[a-f]{0,63}\d)(?=\d{0,63}[a-f])[0-9a-f]{4,64}"
 
-_CELL = re.compile(rf"(?P<value>{NUMBER}|\.\d{{1,12}})(?: ?(?P<unit>{UNIT}))?|(?P<hash>{HEX})", re.IGNORECASE)
+_CELL = re.compile(
+    rf"(?P<value>{NUMBER}|\.\d{{1,12}})(?: ?(?P<unit>{UNIT})| ?(?:MHz|W|C))?|(?P<hash>{HEX})", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)

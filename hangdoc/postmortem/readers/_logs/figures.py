@@ -48,7 +48,7 @@ _TOKEN = re.compile(
     r"|(?<![A-Za-z0-9_.])(?P<kind>(?:global|world)[ _-]?rank|dp[ _-]?rank|rank|process|proc|gpu|cuda|device|card)s?"
     r"[\"']?[ _:=#\[(]{0,3}(?P<number>\d{1,6})(?:\]|\))?(?!\w|/\d|\.\d|-\d)"
     r"|(?<![A-Za-z0-9_.:/-])(?P<short>dp|rk|r|p)(?P<digit>\d{1,5})(?![\w./-])"
-    r"|(?<![\w.:/@#+-])(?P<value>-?\d{1,15}(?:,\d{3}){0,4}(?:\.\d{1,20})?(?:[eE][+-]?\d{1,3})?)"
+    r"|(?:(?<![\w.:/@#+-])|(?<=[\"']:))(?P<value>-?\d{1,15}(?:,\d{3}){0,4}(?:\.\d{1,20})?(?:[eE][+-]?\d{1,3})?)"
     rf"(?: ?(?P<unit>{UNIT})(?![\w/]|[ =:]{{1,3}}\d))?(?![\w:/]|\.\d|-\d)"
     rf"|(?<![\w.:/-])(?P<hash>{HEX})(?![\w/-]|\.\w)"
 )
@@ -238,7 +238,7 @@ def _in_line(text: str, own: Owner | None, block: _Block) -> Iterator[Value]:
         counted = ""
         if name:
             found.append(Value(owners, name, value, unit, bool(match["hash"]), None, not match["hash"]))
-    if not named and not _STATISTICS.search(text):
+    if not named and not (found and _STATISTICS.search(text)):
         block.heading = text.lower().strip(_EDGES)[-MAX_LINE:]
     yield from found
 
@@ -292,6 +292,8 @@ def _figures(value: Value, step: int | None, line: int) -> Iterable[Figure]:
         return (Figure(known.kind, name, "", "", text, False, True, step, line),) if timed else ()
     text = redact(name, text)[:80]
     timed = known.factor is not None
+    if known.kind.startswith("gpu ") and any(one.of not in (GPU, RANK) for one in value.owners):
+        return ()
     return [Figure(known.kind, name, one.of, one.name, text, value.exact, timed, step, line) for one in value.owners]
 
 

@@ -19,9 +19,9 @@ MAX_CELLS = 64
 MAX_OTHER_COLUMNS = 3  # mean, max and the like behind those of ranks
 
 _HEAD = re.compile(
-    r"(?P<rank>(?:global[ _]?|world[ _]?)?rank(?:[ _]?(?:id|index))?|proc(?:ess)?(?:[ _]?id)?|dp[ _]?rank)"
+    r"(?P<rank>(?:global[ _]?|world[ _]?)?rank(?:[ _]?(?:id|index))?|(?:proc(?:ess)?|trainer)(?:[ _]?id)?|dp[ _]?rank)"
     r"|(?P<gpu>gpu(?:[ _]?(?:id|idx|index))?|device|card)"
-    r"|(?P<host>host(?:[ _]?name)?|node(?:[ _]?name)?|pod|machine|server|worker|trainer)",
+    r"|(?P<host>host(?:[ _]?name)?|node(?:[ _]?name)?|pod|machine|server|worker)",
     re.IGNORECASE,
 )
 # Columns that say that the rows are no ranks of one job, or that ranks differ by design.
@@ -38,7 +38,7 @@ _BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2506\u2551", "|"))
 _WORD = re.compile(r"(?=.{0,60}[A-Za-z])[\w()\[\]%/.#*-]{1,60}(?<![.?!])")
 _NUMBER_CELL = re.compile(r"[-\d.,=%]+")
 _OWNER_CELL = re.compile(
-    r"(?P<rank>rank|proc(?:ess)?)?(?P<gpu>gpu|cuda)?(?P<short>r)?[ _:#]{0,2}(?P<number>\d{1,6})", re.IGNORECASE
+    r"(?P<rank>rank|proc(?:ess)?|trainer)?(?P<gpu>gpu|cuda)?(?P<short>r)?[ _:#]{0,2}(?P<number>\d{1,6})", re.IGNORECASE
 )
 _HOST_CELL = re.compile(r"[A-Za-z][\w.-]{0,100}")
 _LAYOUTS = ("|", "\t", ",", ";", "  ", " ")
@@ -119,7 +119,8 @@ class RankTables:
         if len(others) > MAX_OTHER_COLUMNS or not all(_STATISTIC.fullmatch(cell) for cell in others):
             return False
         self._owners, self._layout = owners, layout
-        self.heading = cells[0] if owners[0] is None and names_a_figure(cells[0]) else heading
+        told = owners[0] is None and names_a_figure(cells[0]) and not _STEP.fullmatch(cells[0])
+        self.heading = cells[0] if told else heading
         return True
 
     def _row(self, text: str) -> list[Value] | None:
@@ -181,7 +182,7 @@ class RankTables:
 
 def _cells(text: str, layout: str) -> list[str]:
     """The cells of a line in one of the layouts."""
-    inner = text.strip()
+    inner = text.strip(" \t\r\n#")
     if layout == "|":
         cells = inner.strip("|").split("|") if "|" in inner else [inner]
     elif layout == "  ":

@@ -195,6 +195,26 @@ TEXTS = {
         "data: min 0.1 s (rank 3) max 4.1 s (rank 12)\ndata: min 0.1 s (rank 3) max 4.2 s (rank 1)",
         [],
     ),
+    "a table of extremes": (
+        "phase (ms)  min   max     mean  max_rank\ndata        11.2  4820.1  162.4  12",
+        ["input extreme fastest=0.0112", "input extreme 12=4.8201", "input extreme usual=0.1624"],
+    ),
+    "compact JSON": (
+        '{"rank":0,"loader_wait_ms":4.1}\n{"rank":1,"loader_wait_ms":702.2}',
+        ["input rank 0=0.0041", "input rank 1=0.7022"],
+    ),
+    "steps done": (
+        "rank  step  last_op\n0  4410  allreduce\n1  4372  -",
+        ["count rank 0=4410", "count rank 1=4372"],
+    ),
+    "errors of links": (
+        "host   retrans  rx_GB\nnd-05  12  80.9\nnd-06  48122  79.9",
+        ["losses host nd-05=12", "losses host nd-06=48122"],
+    ),
+    "GPUs in columns of one's own": (
+        "gpu  sm_clock_MHz  temp_C\n0  1980  61\n1  705 MHz  91",
+        ["gpu clock gpu 0=1980", "gpu temperature gpu 0=61", "gpu clock gpu 1=705", "gpu temperature gpu 1=91"],
+    ),
     "a rank that a report compares": (
         "Why: r0 input was slower than median global rank (254.5/3.8ms).",
         ["input extreme 0=0.2545", "input extreme usual=0.0038"],
