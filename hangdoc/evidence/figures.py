@@ -17,7 +17,7 @@ class Figure(Record, frozen=True):
     timed: bool = False  # the value is in seconds
     step: int | None = None
     line: int = 0  # from 1
-    count: int = 1  # steps of which it is the mean
+    count: int = 1  # steps of which it is the mean; 0: the text does not say
 
 
 class Figures(Record, frozen=True):

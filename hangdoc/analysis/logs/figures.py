@@ -19,6 +19,7 @@ from hangdoc.analysis.thresholds import (
     COMPARABLE_RANKS,
     DATA_APART,
     DATA_WAIT_S,
+    FIRST_STEP,
     GRADIENT_ROUNDING,
     HALF,
     LEAST_WAIT_S,
@@ -81,7 +82,8 @@ class FiguresJob:
     loading_firm: bool = False  # by a wide margin, and of three owners or more
     loading_share: float | None = None  # of the steps, over all lines; None: no line shows both, or it is small
     loading_s: float | None = None  # wait for the batch of a step, seconds, over these lines
-    loading_steps: int = 0  # of these lines; the first of each rank waits for the workers to start and does not count
+    # Of these lines; the first of each rank waits for the workers to start and does not count. 0: no line says.
+    loading_steps: int = 0
     odd: tuple[Suspect, ...] = ()
     apart: str | None = None  # name of a value that replicas have in common and that differs: "param checksum"
     apart_why: str | None = None  # "7be0 on ranks 1-3, c314 on rank 0"
@@ -230,10 +232,11 @@ def _awaited(groups: Mapping[_Group, Values]) -> _Outlier | None:
 
 
 def _groups(values: Sequence[Figure]) -> dict[_Group, Values]:
-    """The median of the newest values of each owner."""
+    """The median of the newest values of each owner, without the first step."""
     series: dict[_Group, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in values:
-        if one.owner and not one.exact and one.kind not in ("state", "grad", "batch", "judged"):
+        first = one.timed and one.step is not None and one.step <= FIRST_STEP
+        if one.owner and not one.exact and not first and one.kind not in ("state", "grad", "batch", "judged"):
             series[_Group(one.kind, one.of, one.name, one.timed)][one.owner].append(float(one.value))
     return {
         group: {owner: median(several[-MAX_NEWEST:]) for owner, several in by_owner.items()}
@@ -345,7 +348,7 @@ def _share(values: Sequence[Figure]) -> dict[str, Any]:
     for one in values:
         if one.timed:
             shown[one.owner, one.line][one.kind].append(float(one.value))
-            counts[one.owner, one.line] = max(counts[one.owner, one.line], one.count)
+            counts[one.owner, one.line] = one.count
     steps: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
     for (owner, line), kinds in shown.items():
         data = kinds["input"][0] if kinds["input"] else 0.0
@@ -353,12 +356,18 @@ def _share(values: Sequence[Figure]) -> dict[str, Any]:
         if kinds["input"] and (kinds["step"] or parts):
             step = kinds["step"][0] if kinds["step"] else data + parts
             steps[owner].append((data, step if data <= step else data + step, counts[owner, line]))
-    counted = [one for of_owner in steps.values() for at, one in enumerate(of_owner) if at or one[2] > 1]
-    total, number = sum(step * count for _, step, count in counted), sum(count for _, _, count in counted)
-    waited = sum(data * count for data, _, count in counted)
-    if not total or waited / total < HALF or waited / number < DATA_WAIT_S:
+    counted = [one for of_owner in steps.values() for at, one in enumerate(of_owner) if at or one[2] != 1]
+    weights = [count or 1 for _, _, count in counted]  # a list of sums or means counts once
+    total = sum(step * weight for (_, step, _), weight in zip(counted, weights, strict=True))
+    waited = sum(data * weight for (data, _, _), weight in zip(counted, weights, strict=True))
+    if not total or waited / total < HALF or waited / sum(weights) < DATA_WAIT_S:
         return {}
-    return {"loading_share": waited / total, "loading_s": waited / number, "loading_steps": number}
+    stated = all(count for _, _, count in counted)
+    return {
+        "loading_share": waited / total,
+        "loading_s": waited / sum(weights),
+        "loading_steps": sum(weights) if stated else 0,
+    }
 
 
 # --- replicas that differ -------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hangdoc.postmortem.readers._logs.figure_kinds import SPENT, meaning
 
 MAX_FIGURES = 4_096
 MAX_ROWS = 64  # of one list
-SEVERAL = 2  # a list shows means or sums: of how many steps, it seldom says
+UNSTATED = 0  # number of steps of which a list shows means or sums
 
 _ROW = re.compile(
     r"\W{0,12}(?P<name>[A-Za-z][\w ()./>+-]{1,70}?)(?: ?[:=|]\s{0,40}|[\s.]{2,60}|\s{1,40}(?=\d))"
@@ -57,4 +57,4 @@ class Breakdowns:
         if known is None or known.factor is None or not (unit or "." in value):
             return None
         seconds = f"{float(value) * known.factor:.9g}"
-        return Figure(known.kind, name.lower(), "", "", seconds, False, True, None, self._line, SEVERAL)
+        return Figure(known.kind, name.lower(), "", "", seconds, False, True, None, self._line, UNSTATED)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import yaml
 
+MAX_NAMES = 8_192  # whose meaning is kept
 FILE = Path(__file__).parent / "figure_kinds.yaml"
 SPENT = frozenset({"step", "work", "backward", "wait"})  # kinds of the time that a step takes, besides `input`
 UNIT = (
@@ -61,7 +62,7 @@ def figure_kinds() -> tuple[FigureKind, ...]:
     )
 
 
-@cache
+@lru_cache(MAX_NAMES)
 def meaning(name: str, unit: str | None = None, fraction: bool = True) -> Meaning | None:
     """The meaning of a name; None: it is of no use. `fraction`: the value is no whole number."""
     text = _NO_COMM.sub(" ", name.lower().replace("_", " ")).strip()

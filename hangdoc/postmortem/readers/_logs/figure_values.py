@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hangdoc.postmortem.readers._logs.figure_kinds import UNIT
 
-RANK, GPU, HOST, REPLICA, SHORT, NUMBERED = "rank", "gpu", "host", "replica", "short", "numbered"
+RANK, GPU, HOST, REPLICA, SHORT, NUMBERED = "rank", "gpu", "host", "replica", "short", "number"
 NUMBER = r"-?\d{1,15}(?:,\d{3}){0,4}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?"
 HEX = r"(?:0x)?(?=[a-f]{0,63}\d)(?=\d{0,63}[a-f])[0-9a-f]{4,64}"
 

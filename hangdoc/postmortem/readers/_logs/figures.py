@@ -30,6 +30,7 @@ from hangdoc.postmortem.readers._logs.profiles import Profiles
 from hangdoc.postmortem.readers._logs.rank_lists import RankLists
 from hangdoc.postmortem.readers._logs.rank_numbering import RankNumbering
 from hangdoc.postmortem.readers._logs.rank_reports import RankReports
+from hangdoc.postmortem.readers._logs.rank_sections import RankSections
 from hangdoc.postmortem.readers._logs.rank_tables import RankTables
 from hangdoc.postmortem.readers._owner_hints import NAME, HostContext, is_host_name, listed_numbers
 from hangdoc.redaction.text import redact
@@ -99,6 +100,7 @@ class _Block:
 
     heading: str = ""
     tables: RankTables = field(default_factory=RankTables)
+    sections: RankSections = field(default_factory=RankSections)
     lists: RankLists = field(default_factory=RankLists)
 
 
@@ -182,7 +184,8 @@ def _values(line: Line, raw: str, block: _Block, whole: bool) -> Iterator[Value]
     if line.rank is None and (several := block.lists.feed(text, block.heading)):
         yield from several
         return
-    own = Owner(RANK, str(line.rank)) if line.rank is not None else None
+    section = block.sections.feed(text)
+    own = Owner(RANK, str(line.rank)) if line.rank is not None else section
     if own is None and line.host:
         own = Owner(HOST, line.host)
     yield from _in_line(text, own, block)

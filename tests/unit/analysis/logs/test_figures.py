@@ -130,6 +130,24 @@ def test_share_of_the_step(name: str) -> None:
     assert (job.loading_s is None) == (share is None)
 
 
+def test_a_list_of_sums_does_not_say_over_how_many_steps() -> None:
+    values = [
+        Figure(kind, kind, "", "", value, False, True, None, 1, count=0)
+        for kind, value in (("input", "540"), ("step", "60"))
+    ]
+    job = facts(values).job.figures
+    assert (job.loading_share, job.loading_s, job.loading_steps) == (0.9, 540.0, 0)
+
+
+def test_the_first_step_shows_nothing() -> None:
+    values = [
+        Figure("step", "step", "rank", str(at), value, False, True, step)
+        for step in (0, 1)
+        for at, value in enumerate(("2.0", "2.1", "9.9"))
+    ]
+    assert facts(values).job.figures.slow == ()
+
+
 def test_the_parts_of_a_step_are_its_length() -> None:
     values = [
         Figure(kind, kind, "", "", str(value), False, True, None, line)

@@ -183,6 +183,18 @@ TEXTS = {
         "rank 0 |w| 61.20 |g| 4.1\nrank 1 |w| 61.19 |g| 4.1",
         ["state rank 0=61.20", "grad rank 0=4.1", "state rank 1=61.19", "grad rank 1=4.1"],
     ),
+    "a part of the text for each rank": (
+        "=== rank 0 ===\n  forward  0.201 s\n  data 0.01 s\n=== rank 1 ===\n  forward  0.671 s\n  data 0.01 s",
+        ["work rank 0=0.201", "input rank 0=0.01", "work rank 1=0.671", "input rank 1=0.01"],
+    ),
+    "JSON with an object for each rank": (
+        '{\n "rank_0": {\n  "forward_ms": 201.2\n },\n "rank_1": {\n  "forward_ms": 588.0\n }\n}',
+        ["work rank 0=0.2012", "work rank 1=0.588"],
+    ),
+    "what follows the part of a rank": (
+        "rank 0:\n  fwd 0.2 s\nrank 1:\n  fwd 0.3 s\nwe changed that\nfwd 0.9 s",
+        ["work rank 0=0.2", "work rank 1=0.3"],
+    ),
     "extremes with their ranks": (
         "data: min 11.2 ms (rank 3) max 4820.1 ms (rank 12) mean 162.4 ms",
         ["input extreme fastest=0.0112", "input extreme 12=4.8201", "input extreme usual=0.1624"],
