@@ -3,6 +3,7 @@
 * `fwd ms per rank: {0: 812.2, 1: 811.9}`, `{"rank0": 0.21, "rank1": 0.22}`: a gathered dictionary
 * `all_gather of step time: [0.21, 0.22]`, `tensor([0.21, 0.22], device='cuda:0')`: in the order of ranks, if the text
   says that the list goes over ranks
+* `next batch per rank (s): 0-8: 0.02, 9: 3.1, 10-15: 0.02`: pairs in one line
 * `0 -> 0.21` or `3 = 0.22` under such a name
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from hangdoc.postmortem.readers._logs.figure_kinds import UNIT
 from hangdoc.postmortem.readers._logs.figure_values import GPU, HEX, HOST, NUMBER, RANK, Owner, Value, cell_value
-from hangdoc.postmortem.readers._owner_hints import is_host_name
+from hangdoc.postmortem.readers._owner_hints import is_host_name, listed_numbers
 
 MAX_ITEMS = 1_024
 LEAST_ITEMS = 3  # of a list without keys
@@ -31,10 +32,13 @@ _OVER_GPUS = re.compile(r"\b(?:per|by|each|all|every|across|of)[ -](?:gpu|device
 _NO_RANKS = re.compile(r"\b(?:lora|low|matrix|svd|adapter|tucker|cp)[ _-]ranks?\b|\branks?[ _]?@", re.IGNORECASE)
 _VALUE = rf"(?:{HEX}|{NUMBER})(?: ?(?:{UNIT}))?"
 _ITEM = rf"[\"']?(?P<key>[A-Za-z0-9][\w.-]{{0,60}})[\"']?\s?[:=]\s?[\"']?(?P<value>{_VALUE})[\"']?"
+_PLAIN_PAIR = rf"\d{{1,6}}(?:-\d{{1,6}})?\s?[:=]\s?{_VALUE}"
 _DICTIONARY = re.compile(r"\{([^{}]{3,8000})\}")
 _OPEN = re.compile(r"(?:tensor\()?[{\[](?=\s?[\"']?[\w.-]{1,62}[\"']?[:=, ])[^{}\[\]]{4,8000}$")
 _ONE_ITEM = re.compile(_ITEM, re.IGNORECASE)
 _LIST = re.compile(r"(?:tensor\()?\[([-\d.,\seE+]{5,8000})\]")
+_PAIR = re.compile(rf"(?P<keys>\d{{1,6}}(?:-\d{{1,6}})?)\s?[:=]\s?(?P<value>{_VALUE})", re.IGNORECASE)
+_INLINE = re.compile(rf"(?<![\w.])(?:{_PLAIN_PAIR}\s?[,;]\s?){{2,256}}{_PLAIN_PAIR}(?=\W*$)", re.IGNORECASE)
 _ROW = re.compile(
     rf"\W{{0,8}}(?P<key>\d{{1,6}})\s{{0,8}}(?:->|=>|=|:|\|)\s{{0,8}}(?P<value>{_VALUE})\W{{0,4}}", re.IGNORECASE
 )
@@ -70,6 +74,9 @@ def _in_line(text: str, heading: str) -> list[Value]:
             return values
     if _NO_RANKS.search(f"{heading} {text}"):
         return []
+    inline = _INLINE.search(text)
+    if inline and (of := _of(text[: inline.start()])):
+        return _pairs(inline[0], of, _name_before(text[: inline.start()], heading))
     row = _ROW.fullmatch(text)
     if row and (of := _of(heading)):
         value = cell_value(Owner(of, str(int(row["key"]))), heading, row["value"])
@@ -78,6 +85,15 @@ def _in_line(text: str, heading: str) -> list[Value]:
         if values := _sequence(found[1], text[: found.start()], heading):
             return values
     return []
+
+
+def _pairs(text: str, of: str, name: str) -> list[Value]:
+    """The values in `0-8: 0.02, 9: 3.1`."""
+    values = []
+    for item in _PAIR.finditer(text):
+        for number in listed_numbers(item["keys"], MAX_ITEMS):
+            values.append(cell_value(Owner(of, str(number)), name, item["value"]))
+    return [one for one in values[:MAX_ITEMS] if one] if name else []
 
 
 def _sequence(inner: str, before: str, heading: str) -> list[Value]:

@@ -19,7 +19,8 @@ MAX_CELLS = 64
 MAX_OTHER_COLUMNS = 3  # mean, max and the like behind those of ranks
 
 _HEAD = re.compile(
-    r"(?P<rank>(?:global[ _]?|world[ _]?)?rank(?:[ _]?(?:id|index))?|(?:proc(?:ess)?|trainer)(?:[ _]?id)?|dp[ _]?rank)"
+    r"(?P<rank>(?:global[ _]?|world[ _]?)?rank(?:[ _]?(?:id|index))?|dp[ _]?rank|rk"
+    r"|(?:proc(?:ess)?|trainer)(?:[ _]?id)?)"
     r"|(?P<gpu>gpu(?:[ _]?(?:id|idx|index))?|device|card)"
     r"|(?P<host>host(?:[ _]?name)?|node(?:[ _]?name)?|pod|machine|server|worker)",
     re.IGNORECASE,

@@ -164,6 +164,14 @@ TEXTS = {
         "step_time_s = {'gx-01': 0.41, 'gx-02': 1.9}",
         ["step host gx-01=0.41", "step host gx-02=1.9"],
     ),
+    "pairs in one line": (
+        "fwd per rank, seconds: 0-1: 0.2, 2: 3.1, 3: 0.2",
+        ["work rank 0=0.2", "work rank 1=0.2", "work rank 2=3.1", "work rank 3=0.2"],
+    ),
+    "labels of Prometheus": (
+        'step_compute_seconds{rank="0"} 0.412\nstep_compute_seconds{rank="1"} 1.2',
+        ["work rank 0=0.412", "work rank 1=1.2"],
+    ),
     "a dictionary by nobody": ("fwd ms {0: 812.2, 1: 2210.4}", []),
     "a gathered list": (
         "all_gather of fwd time [s]: [0.2, 0.9, 0.2]",
