@@ -121,7 +121,9 @@ class ParametersProbe:
             if found.parameters:
                 contents = locate(memory, found.parameters.values())
                 known.found, known.chosen = found, _choose(found.parameters, contents)
-                added = [name for name, one in found.unregistered.items() if one in contents and contents[one].trainable]
+                added = [
+                    name for name, one in found.unregistered.items() if one in contents and contents[one].trainable
+                ]
                 known.unregistered = tuple(added[:MAX_NAMED])
             elif not known.found.parameters:
                 known.found = found

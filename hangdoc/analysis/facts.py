@@ -59,6 +59,7 @@ from hangdoc.analysis.logs.printed_values import PrintedFacts, PrintedJob
 from hangdoc.analysis.logs.reported_ports import PortsJob
 from hangdoc.analysis.logs.reported_versions import VersionsFacts, VersionsJob
 from hangdoc.analysis.logs.tables import TablesFacts, TablesJob
+from hangdoc.analysis.logs.tallies import TalliesJob
 from hangdoc.analysis.logs.transport import TransportJob
 from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
 from hangdoc.analysis.postmortem.backward_split import BackwardSplitFacts, BackwardSplitJob
@@ -107,6 +108,7 @@ class JobFacts:
     printed: PrintedJob
     figures: FiguresJob
     hardware: HardwareJob
+    tallies: TalliesJob
     tables: TablesJob
     calls: CallJob
     load: LoadJob

@@ -282,6 +282,7 @@ WIDE_GAP = Threshold(
 )
 MUCH_MORE_OF_TWO = Threshold(2.0, "times that of the other", "chosen: two ranks seldom agree to better than that")
 LONG_WAIT_S = Threshold(0.01, "s", "chosen: below 10 ms, the order in which ranks arrive is chance")
+FIRST_STEP = Threshold(1, "number of a step", "chosen: it compiles, allocates, and waits for workers to start")
 GRADIENT_ROUNDING = Threshold(
     1e-3, "of the largest value", "chosen: reduced gradients agree to more digits than a log has"
 )

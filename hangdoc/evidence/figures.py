@@ -19,7 +19,7 @@ class Figure(Record, frozen=True):
     timed: bool = False  # the value is in seconds
     step: int | None = None
     line: int = 0  # from 1
-    count: int = 1  # steps of which it is the mean
+    count: int = 1  # steps of which it is the mean; 0: the text does not say
 
 
 class Figures(Record, frozen=True):
@@ -29,4 +29,6 @@ class Figures(Record, frozen=True):
     source: str
     index_is_rank: bool = False  # the text states that the number of a GPU is its rank
     ordinal_is_rank: bool = False  # the same of the number at the end of a pod's name
+    staged: bool = False  # the text says that the ranks are stages of a pipeline
+    sharded: bool = False  # the text says that ranks hold parts of the model
     ranks: Mapping[str, int] = {}  # GPU, as owner of a figure -> its rank, by where the text says that the ranks run

@@ -11,8 +11,9 @@ _JOINS = ("multiprocessing/process.py", "multiprocessing/spawn.py")
 
 def joins_children(pid: int) -> bool:
     """True if its main thread is in the `join` of a process; False also where its stacks cannot be read."""
+    binary = programs.py_spy()
     try:
-        dump = PySpy(programs.py_spy()).dump(pid)
+        dump = PySpy(binary).dump(pid) if binary else []
     except (Refused, OSError):
         return False
     return any(

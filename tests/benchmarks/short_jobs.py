@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,7 +93,9 @@ def source(folder: Path, job: int) -> tuple[Path, int]:
     return path, head.count("\n") + 2
 
 
-def started(folder: Path, number: int, size: int, script: Path = SCRIPT, **environment: str) -> Job:
+def started(
+    folder: Path, number: int, size: int, script: Path = SCRIPT, environment: Mapping[str, str] | None = None
+) -> Job:
     """A job at a port that no job before it had: it is known by that. `script`: a copy of SCRIPT with another name."""
     path, line = source(folder, number)
     address = "127.0.0.1", FIRST_PORT + number
@@ -104,7 +107,7 @@ def started(folder: Path, number: int, size: int, script: Path = SCRIPT, **envir
                 [sys.executable, "-S", str(script), str(path), str(line), str(doors[0]), str(doors[1])]
                 if rank == 0
                 else [sys.executable, "-S", str(script), str(path), str(line), "-1", str(data.getsockname()[1])],
-                env={**where, "RANK": str(rank), "LOCAL_RANK": str(rank), "PATH": os.defpath, **environment},
+                env={**where, "RANK": str(rank), "LOCAL_RANK": str(rank), "PATH": os.defpath, **(environment or {})},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=doors if rank == 0 else (),
             )
             for rank in range(size)

@@ -123,7 +123,7 @@ def job(folder: Path, ranks: int = 2, **environment: str) -> Iterator[short_jobs
     """A healthy job that makes steps, until the body ends; its name is in `name`."""
     for _ in range(20):
         try:
-            found = short_jobs.started(folder, random.randrange(1, 10_000), ranks, **environment)
+            found = short_jobs.started(folder, random.randrange(1, 10_000), ranks, environment=environment)
             break
         except OSError:  # the port is taken
             continue

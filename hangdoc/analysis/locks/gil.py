@@ -3,8 +3,8 @@
 A thread that sleeps in the kernel does not need the GIL. If it holds the GIL, asleep at the same line in look after
 look, it blocks all other threads of its process for nothing. A thread that spins with the GIL may be in a long
 computation of an ordinary library. It must therefore spin for longer, its native frames must not show such a library,
-and no variable may change: a loop in Python is no native code. The regular-expression engine is the exception: if it runs for that long, its pattern backtracks
-catastrophically.
+and no variable may change: a loop in Python is no native code. The regular-expression engine is the exception: if it
+runs for that long, its pattern backtracks catastrophically.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from hangdoc.analysis.thresholds import (
     COMPARABLE_RANKS,
     DATA_APART,
     DATA_WAIT_S,
+    FIRST_STEP,
     GRADIENT_ROUNDING,
     HALF,
     LEAST_WAIT_S,
@@ -33,7 +34,8 @@ from hangdoc.evidence.figures import Figure, Figures
 
 MAX_NEWEST = 5  # values of an owner that are compared
 MAX_SUSPECTS = 64
-RANKS = frozenset({"rank"})
+EXTREME, USUAL = "extreme", "usual"  # of a report of the least and the most, and its mean or median
+RANKED = frozenset({"rank", EXTREME})  # kinds of owners with numbers of ranks
 SLOW_IF_HIGH = ("work", "backward", "step")
 SLOW_IF_LOW = ("rate", "score")
 PARTS = ("work", "backward", "wait")  # of a step, besides the wait for its batch
@@ -43,7 +45,20 @@ ORDER = ("work", "score", "backward", "rate", "step")
 _POD = re.compile(r".{0,240}[a-z\d]-(0|[1-9]\d{0,5})")  # of a stateful set: no zeros in front of its ordinal
 
 Values = Mapping[str, float]  # owner -> value
-Group = tuple[str, str, str]  # kind, kind of owner, name
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What is compared."""
+
+    kind: str
+    of: str  # kind of owner
+    name: str
+    timed: bool  # in seconds; else a rate, or a share of the time
+
+    @property
+    def unit(self) -> str:
+        return " s" if self.timed else "" if self.kind in SLOW_IF_LOW else " %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +82,13 @@ class FiguresJob:
     loading_firm: bool = False  # by a wide margin, and of three owners or more
     loading_share: float | None = None  # of the steps, over all lines; None: no line shows both, or it is small
     loading_s: float | None = None  # wait for the batch of a step, seconds, over these lines
-    loading_steps: int = 0  # of these lines; the first of each rank waits for the workers to start and does not count
+    # Of these lines; the first of each rank waits for the workers to start and does not count. 0: no line says.
+    loading_steps: int = 0
     odd: tuple[Suspect, ...] = ()
     apart: str | None = None  # name of a value that replicas have in common and that differs: "param checksum"
     apart_why: str | None = None  # "7be0 on ranks 1-3, c314 on rank 0"
     apart_kind: str | None = None  # state | grad | batch
-    apart_exact: bool = False  # a checksum, not a number that is rounded
+    apart_exact: bool = False  # a checksum, not a number that is rounded, and no text says that ranks hold parts
     step: int | None = None  # of these values
 
 
@@ -98,10 +114,12 @@ class FiguresDetector(Detector[FiguresFacts, FiguresJob]):
         if slow and loading and set(slow.owners) <= set(loading.owners):
             slow = None
         parted = _parted(values)
+        if any(one.sharded for one in figures):
+            parted["apart_exact"] = False
         job = FiguresJob(
             slow=_suspects(slow, numbered),
             slow_why=slow.why if slow else None,
-            slow_firm=slow.firm if slow else False,
+            slow_firm=slow.firm and not any(one.staged for one in figures) if slow else False,
             loading=_suspects(loading, numbered),
             loading_why=loading.why if loading else None,
             loading_firm=loading.firm if loading else False,
@@ -149,7 +167,7 @@ def suspect(of: str, owner: str, numbered: Numbered) -> Suspect | None:
     """The rank or the host; None: the text does not say which rank it is."""
     if of == "gpu" and owner in numbered.ranks:
         return Suspect(numbered.ranks[owner], None, owner.rpartition("/")[0] or None)
-    if of == "rank" or (of == "gpu" and numbered.gpus):
+    if of in RANKED or (of == "gpu" and numbered.gpus):
         return Suspect(int(owner)) if owner.isdecimal() else None
     if of == "host":
         pod = _POD.fullmatch(owner) if numbered.pods else None
@@ -170,19 +188,17 @@ def _slow(values: Sequence[Figure]) -> _Outlier | None:
         return judged
     groups = _groups(values)
     found: list[tuple[int, _Outlier]] = []
-    for (kind, of, name), by_owner in groups.items():
-        unit = " s" if kind not in SLOW_IF_LOW else ""
-        if kind in SLOW_IF_HIGH:
+    for group, by_owner in groups.items():
+        if group.kind in SLOW_IF_HIGH:
             owners, usual = _high(by_owner)
-        elif kind in SLOW_IF_LOW:
+        elif group.kind in SLOW_IF_LOW:
             owners, usual = _low(by_owner)
         else:
             continue
         if owners:
             firm = len(by_owner) >= COMPARABLE_RANKS and _much(by_owner, owners, usual)
-            found.append(
-                (ORDER.index(kind), _Outlier(_of(of, owners), _why(name, of, by_owner, owners, usual, unit), firm))
-            )
+            outlier = _Outlier(_of(group.of, owners), _why(group, by_owner, owners, usual), firm)
+            found.append((ORDER.index(group.kind), outlier))
     if found:
         return min(found, key=lambda one: (not one[1].firm, one[0]))[1]
     return _awaited(groups)
@@ -207,23 +223,25 @@ def _judged(values: Sequence[Figure]) -> _Outlier | None:
     return _Outlier(owners, shown, max(shares.values()) * BARELY_SLOWER <= 1)
 
 
-def _awaited(groups: Mapping[Group, Values]) -> _Outlier | None:
+def _awaited(groups: Mapping[_Group, Values]) -> _Outlier | None:
     """The owner that waits least, where all others wait long."""
-    for (kind, of, name), by_owner in groups.items():
-        if kind not in ("wait", "backward") or len(by_owner) < COMPARABLE_RANKS:
+    for group, by_owner in groups.items():
+        if group.kind not in ("wait", "backward") or not group.timed or len(by_owner) < COMPARABLE_RANKS:
             continue
-        owners, usual = _low(by_owner)
-        if len(owners) == 1 and usual >= LONG_WAIT_S and by_owner[owners[0]] * MUCH_MORE_OF_TWO <= usual:
-            return _Outlier(_of(of, owners), _why(name, of, by_owner, owners, usual, " s"), False)
+        waits = {owner: max(wait, LEAST_WAIT_S) for owner, wait in by_owner.items()}
+        owners, usual = _low(waits)
+        if len(owners) == 1 and usual >= LONG_WAIT_S and waits[owners[0]] * MUCH_MORE_OF_TWO <= usual:
+            return _Outlier(_of(group.of, owners), _why(group, by_owner, owners, usual), False)
     return None
 
 
-def _groups(values: Sequence[Figure]) -> dict[Group, Values]:
-    """The median of the newest values of each owner."""
-    series: dict[Group, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+def _groups(values: Sequence[Figure]) -> dict[_Group, Values]:
+    """The median of the newest values of each owner, without the first step."""
+    series: dict[_Group, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in values:
-        if one.owner and not one.exact and one.kind not in ("state", "grad", "batch", "judged"):
-            series[one.kind, one.of, one.name][one.owner].append(float(one.value))
+        first = one.timed and one.step is not None and one.step <= FIRST_STEP
+        if one.owner and not one.exact and not first and one.kind not in ("state", "grad", "batch", "judged"):
+            series[_Group(one.kind, one.of, one.name, one.timed)][one.owner].append(float(one.value))
     return {
         group: {owner: median(several[-MAX_NEWEST:]) for owner, several in by_owner.items()}
         for group, by_owner in series.items()
@@ -268,17 +286,23 @@ def _of(of: str, owners: Iterable[str]) -> tuple[tuple[str, str], ...]:
     return tuple((of, owner) for owner in owners)
 
 
-def _why(name: str, of: str, values: Values, owners: Sequence[str], usual: float, unit: str) -> str:
-    shown = ", ".join(f"{values[owner]:.3g}{unit} on {called(of, owner)}" for owner in owners[:4])
+def _why(group: _Group, values: Values, owners: Sequence[str], usual: float) -> str:
+    shown = ", ".join(f"{values[owner]:.3g}{group.unit} on {called(group.of, owner)}" for owner in owners[:4])
     rest = [owner for owner in values if owner not in owners]
-    others = called(of, rest[0]) if of == "extreme" else f"the other {len(rest)}"
-    return f"{name}: {shown}; {usual:.3g}{unit} on {others}"
+    if group.of != EXTREME:
+        return f"{group.name}: {shown}; {usual:.3g}{group.unit} on the other {len(rest)}"
+    near = USUAL if USUAL in rest else rest[0]
+    return f"{group.name}: {shown}; {values[near]:.3g}{group.unit} {_on(near)}"
+
+
+def _on(owner: str) -> str:
+    return "as a mean or median" if owner == USUAL else f"on {called(EXTREME, owner)}"
 
 
 def called(of: str, owner: str) -> str:
     """`rank 3`, `gpu07`, `GPU 3 of gpu07`, `the slowest rank`."""
-    if of == "extreme":
-        return f"the {owner} rank"
+    if of == EXTREME:
+        return f"rank {owner}" if owner.isdecimal() else f"the {owner} rank"
     if of == "process" and "/" in owner:
         host, _, pid = owner.rpartition("/")
         return f"process {pid} of {host}"
@@ -295,15 +319,17 @@ def called(of: str, owner: str) -> str:
 def _loading(values: Sequence[Figure]) -> _Outlier | None:
     """Owners that wait for batches, by far longer than others, and for a part of the step that matters."""
     groups = _groups(values)
-    for (kind, of, name), by_owner in groups.items():
-        if kind != "input":
+    for group, by_owner in groups.items():
+        if group.kind != "input":
             continue
         waits = {owner: max(wait, LEAST_WAIT_S) for owner, wait in by_owner.items()}
         owners, usual = _high(waits)
         spent = [
-            max(more.values()) for (other, whose, _), more in groups.items() if whose == of and other in SLOW_IF_HIGH
+            max(more.values())
+            for other, more in groups.items()
+            if other.of == group.of and other.timed == group.timed and other.kind in SLOW_IF_HIGH
         ]
-        least = PART_OF_LONGEST * max(spent) if spent else DATA_WAIT_S
+        least = PART_OF_LONGEST * max(spent) if spent else DATA_WAIT_S if group.timed else HALF * 100
         apart = all(waits[owner] >= DATA_APART * usual for owner in owners)
         several = len(waits) >= COMPARABLE_RANKS
         if (
@@ -311,7 +337,7 @@ def _loading(values: Sequence[Figure]) -> _Outlier | None:
             and (apart or (several and _much(waits, owners, usual)))
             and min(waits[owner] for owner in owners) >= least
         ):
-            return _Outlier(_of(of, owners), _why(name, of, by_owner, owners, usual, " s"), several and apart)
+            return _Outlier(_of(group.of, owners), _why(group, by_owner, owners, usual), several and apart)
     return None
 
 
@@ -326,7 +352,7 @@ def _share(values: Sequence[Figure]) -> dict[str, Any]:
     for one in values:
         if one.timed:
             shown[one.owner, one.line][one.kind].append(float(one.value))
-            counts[one.owner, one.line] = max(counts[one.owner, one.line], one.count)
+            counts[one.owner, one.line] = one.count
     steps: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
     for (owner, line), kinds in shown.items():
         data = kinds["input"][0] if kinds["input"] else 0.0
@@ -334,12 +360,18 @@ def _share(values: Sequence[Figure]) -> dict[str, Any]:
         if kinds["input"] and (kinds["step"] or parts):
             step = kinds["step"][0] if kinds["step"] else data + parts
             steps[owner].append((data, step if data <= step else data + step, counts[owner, line]))
-    counted = [one for of_owner in steps.values() for at, one in enumerate(of_owner) if at or one[2] > 1]
-    total, number = sum(step * count for _, step, count in counted), sum(count for _, _, count in counted)
-    waited = sum(data * count for data, _, count in counted)
-    if not total or waited / total < HALF or waited / number < DATA_WAIT_S:
+    counted = [one for of_owner in steps.values() for at, one in enumerate(of_owner) if at or one[2] != 1]
+    weights = [count or 1 for _, _, count in counted]  # a list of sums or means counts once
+    total = sum(step * weight for (_, step, _), weight in zip(counted, weights, strict=True))
+    waited = sum(data * weight for (data, _, _), weight in zip(counted, weights, strict=True))
+    if not total or waited / total < HALF or waited / sum(weights) < DATA_WAIT_S:
         return {}
-    return {"loading_share": waited / total, "loading_s": waited / number, "loading_steps": number}
+    stated = all(count for _, _, count in counted)
+    return {
+        "loading_share": waited / total,
+        "loading_s": waited / sum(weights),
+        "loading_steps": sum(weights) if stated else 0,
+    }
 
 
 # --- replicas that differ -------------------------------------------------------------------------

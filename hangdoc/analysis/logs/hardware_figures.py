@@ -148,6 +148,7 @@ def _newest(figures: Iterable[Figure]) -> dict[str, float]:
 def _slowed(values: Mapping[str, list[Figure]]) -> tuple[list[tuple[str, str]], str | None]:
     """GPUs with an active reason for lower clocks, other than a power cap, or with a far lower clock under load."""
     reasons: dict[str, list[str]] = defaultdict(list)
+    kinds = {one.owner: one.of for one in values["gpu clock"]}  # a table may have a row for each rank
     for one in values["gpu slowed"]:
         if one.value not in reasons[one.owner]:
             reasons[one.owner].append(one.value)
@@ -164,11 +165,11 @@ def _slowed(values: Mapping[str, list[Figure]]) -> tuple[list[tuple[str, str]], 
         parts = [*reasons.get(gpu, ())][:2]
         parts += [f"{clocks[gpu]:.0f} MHz"] if gpu in clocks else []
         parts += [f"{warm[gpu]:.0f} C"] if gpu in warm else []
-        texts.append(f"{called('gpu', gpu)}: {', '.join(parts)}")
+        texts.append(f"{called(kinds.get(gpu, 'gpu'), gpu)}: {', '.join(parts)}")
     rest = [clock for gpu, clock in clocks.items() if gpu not in found]
     if rest:
         texts.append(f"{median(rest):.0f} MHz on the other {len(rest)}")
-    return [("gpu", gpu) for gpu in found], "; ".join(texts)
+    return [(kinds.get(gpu, "gpu"), gpu) for gpu in found], "; ".join(texts)
 
 
 def _idle(values: Mapping[str, list[Figure]]) -> tuple[list[tuple[str, str]], str | None]:

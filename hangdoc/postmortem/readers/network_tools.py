@@ -63,6 +63,11 @@ _RULE = re.compile(
     r"(?:\*\s+\*\s+|any\s+any\s+)?\S+\s+\S+"
     r"(?!.{0,100}\bdpt:)"
 )
+_NFT_RULE = re.compile(  # for all packets that reach the end of a chain; nft(8): VERDICT and REJECT STATEMENT
+    r"^\s{1,16}(?:counter packets \d{1,18} bytes \d{1,18} )?"
+    r"(?:reject with (?:icmpx?|icmpv6|tcp)\b[\w -]{0,60}|drop)\s*$"
+    r"|\bhook input priority [^;]{1,40}; policy drop;"
+)
 _DROPPED = re.compile(
     r"(?:REJECT|DROP|BLOCK|DENY|Reject|Drop|Block)\w{0,40}\]?:? .{0,80}?\bIN=\S{1,40} OUT=\s.{0,200}?"
     rf"SRC=({_ADDRESS}) DST=({_ADDRESS}).{{0,120}}?PROTO=TCP.{{0,60}}?DPT=(\d{{1,5}})",
@@ -70,8 +75,9 @@ _DROPPED = re.compile(
 )
 OPENING = re.compile(
     r"\bSpeed: {0,4}\d{1,7} ?[MG]b|> mtu \d{3,6}|physical_state|Link detected: |packets transmitted, |Physical state:"
-    r"|phys_state:|PORT_DOWN|[KMG]bits/sec|reject-with|\bIN=\S{1,40} OUT=\s|[Ll]ink (?:is )?[Dd]own|NIC Link is Up"
-    r"|\bnvidia-nccl-cu\d|NCCL INFO NCCL version \d|NCCL version \d[\d.]{1,10}\+cuda|\btorch(?:==| )\d"
+    r"|phys_state:|PORT_DOWN|[KMG]bits/sec|reject-with|\bhook input priority|\bIN=\S{1,40} OUT=\s"
+    r"|[Ll]ink (?:is )?[Dd]own|NIC Link is Up|\bnvidia-nccl-cu\d"
+    r"|NCCL INFO NCCL version \d|NCCL version \d[\d.]{1,10}\+cuda|\btorch(?:==| )\d"
     r"|\bethtool (?:-S|--statistics) [a-z]|torch\.__version__|query-gpu=driver_version|\bibstat\b.*\bRate\b",
 )
 _FILE = re.compile(r"\.(?:py|sh|cc|cpp|log|txt|md|ya?ml|json)$")
@@ -134,6 +140,7 @@ class NetworkToolsReader:
         "Physical state:",
         "bits/sec",
         "reject-with",
+        "hook input priority",
         "PROTO=TCP",
         "nvidia-nccl-cu",
         "torch.__version__",
@@ -273,7 +280,7 @@ def _firewall(reading: _Reading, text: str) -> None:
         named = re.search(rf"({_NAME}) kernel: ", text[: found.start()])
         host = named[1] if named and _is_host(named[1]) else reading.host or reading.names.get(found[2], found[2])
         reading.add(host, "firewall_rejects", text, port=found[3])
-    elif (found := _RULE.match(text)) and reading.host:
+    elif (_RULE.match(text) or _NFT_RULE.search(text)) and reading.host:
         reading.add(reading.host, "firewall_rejects", text)
 
 

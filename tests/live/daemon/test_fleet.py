@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from hangdoc.system.netns import call_inside, namespace
 from tests.support.daemon import Daemon, Receiver
 from tests.support.paths import HEALTHY

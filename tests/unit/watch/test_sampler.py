@@ -44,7 +44,9 @@ def target(pid: int, rank: int | None, size: int | None = None, launcher: str | 
 def test_numbered(
     targets: list[Target], said: dict[int, ProcessGroups | None], expected: list[tuple[int | None, int | None]]
 ) -> None:
-    assert [(t.rank, t.world_size) for t in numbered(targets, {(pid, 1): record for pid, record in said.items()})] == expected
+    assert [
+        (t.rank, t.world_size) for t in numbered(targets, {(pid, 1): record for pid, record in said.items()})
+    ] == expected
 
 
 class Steady:

@@ -32,9 +32,9 @@ _PREFIXES: tuple[re.Pattern[str], ...] = (
     re.compile(r"\[rank(?P<rank>\d{1,6})\]:? ?"),
     re.compile(r"\[\d+,(?P<rank>\d{1,6})\]<(?:stdout|stderr|stddiag)>: ?"),  # mpirun --tag-output
     re.compile(r"\[(?:RANK |rank[ _:=-]|r)(?P<rank>\d{1,6})\]:?(?: \|)? ?"),
-    # Loops that people write: `rank 3: `, `rank3 | `.
-    re.compile(r"[Rr]ank[ _-]?(?P<rank>\d{1,6})(?:: |>|\s{0,20}\|)\s?(?=\S)"),
-    re.compile(r"(?P<host>[a-z][\w.-]{0,60}\d) [Rr]ank[ _-]?(?P<rank>\d{1,6})(?:: |\s{0,20}\|)\s?(?=\S)"),
+    # Loops that people write: `rank 3: `, `rank3 | `; not `rank 3 |w| 61.2`.
+    re.compile(r"[Rr]ank[ _-]?(?P<rank>\d{1,6})(?:: |>|\s{0,20}\|(?!\w{1,24}\|))\s?(?=\S)"),
+    re.compile(r"(?P<host>[a-z][\w.-]{0,60}\d) [Rr]ank[ _-]?(?P<rank>\d{1,6})(?:: |\s{0,20}\|(?!\w{1,24}\|))\s?(?=\S)"),
     re.compile(r"\[?(?:global_)?rank=(?P<rank>\d{1,6})\b\]?[,:]? (?=\S)"),  # structured loggers
     re.compile(r"\[(?:[a-zA-Z]\w*?)?(?P<local>\d{1,4})\]: ?(?=.*\S)"),  # torchrun --tee: role and local rank
     re.compile(r"\([\w.()]*?(?: rank=(?P<rank>\d{1,6}))? ?pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\) ?"),  # Ray

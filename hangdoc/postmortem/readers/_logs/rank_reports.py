@@ -1,7 +1,5 @@
-"""Figures in reports that name only the extremes of all ranks, and ranks that a tool itself calls slow.
+"""Ranks that a tool itself calls slow, and the throughput of ranks that it lists.
 
-* `(min, max) time across ranks (ms):` and `forward-compute ......: (702.40, 1828.19)` (megatron/core/timers.py): the
-  fastest and the slowest rank, without their numbers
 * `MnEtpt/Rnk: 101.12TF/21 | MxEtpt/Rnk: 312.95TF/10`, `^^^^ Bottom 4 Ranks with lowest Etpt(TF): 101.12/21 306.72/3`
   (megatron/core/utils.py, StragglerDetector.report): the estimated throughput of each of these ranks
 * `GEMM throughput (...) [TFLOP/s/GPU]: median=..., mean=...` and `OUTLIER rank 3 (node1): 451.87 (-34.4%)`
@@ -22,15 +20,8 @@ from hangdoc.postmortem.readers._owner_hints import NAME
 
 MAX_FIGURES = 4_096
 MAX_JUDGED = 64  # owners that one line calls slow
-FASTEST, SLOWEST, EXTREME = "fastest", "slowest", "extreme"
 THROUGHPUT = "estimated throughput"
 
-_ACROSS = re.compile(r"\(min, max\) time across ranks \(ms\)")
-_TIMER = re.compile(
-    r"(?:^|\s)(?P<name>[a-z][\w/-]{2,60})[ .]{1,60}"
-    r": \((?P<least>\d{1,9}(?:\.\d{1,6})?), ?(?P<most>\d{1,9}(?:\.\d{1,6})?)\)"
-)
-_OWN_WORK = frozenset({"forward-compute", "backward-compute"})  # of a rank, without waits for others
 _MEASURED = re.compile(r"\bM[nx]Etpt/Rnk: (\d{1,6}(?:\.\d{1,6})?)TF/(\d{1,6})\b")
 JUDGED = "judged"  # kind: a tool calls the owner slow; the value is its share of the median, "" unless it is stated
 _BENCHMARK = re.compile(r"(?P<name>[A-Za-z][^\[\]]{2,120}?) \[[^\[\]]{1,24}\]: median=[\d.]{1,20}, mean=")
@@ -59,22 +50,11 @@ class RankReports:
     """Takes the lines of a text in order."""
 
     found: list[Figure] = field(default_factory=list)
-    _timers: bool = False
     _benchmark: str = ""
 
     def feed(self, text: str, number: int) -> None:
         if len(self.found) >= MAX_FIGURES:
             return
-        head = _ACROSS.search(text)
-        self._timers = head is not None or (self._timers and _TIMER.search(text) is not None)
-        for timer in _TIMER.finditer(text) if self._timers else ():
-            if timer["name"] in _OWN_WORK:
-                self.found += [
-                    Figure(
-                        "work", timer["name"], EXTREME, owner, f"{float(value) / 1e3:.9g}", False, True, None, number
-                    )
-                    for owner, value in ((FASTEST, timer["least"]), (SLOWEST, timer["most"]))
-                ]
         pairs = _MEASURED.findall(text)
         for listed in _LISTED.finditer(text):
             pairs += [tuple(one.strip(", ").split("/")) for one in listed[1].split()]

@@ -130,6 +130,24 @@ def test_share_of_the_step(name: str) -> None:
     assert (job.loading_s is None) == (share is None)
 
 
+def test_a_list_of_sums_does_not_say_over_how_many_steps() -> None:
+    values = [
+        Figure(kind, kind, "", "", value, False, True, None, 1, count=0)
+        for kind, value in (("input", "540"), ("step", "60"))
+    ]
+    job = facts(values).job.figures
+    assert (job.loading_share, job.loading_s, job.loading_steps) == (0.9, 540.0, 0)
+
+
+def test_the_first_step_shows_nothing() -> None:
+    values = [
+        Figure("step", "step", "rank", str(at), value, False, True, step)
+        for step in (0, 1)
+        for at, value in enumerate(("2.0", "2.1", "9.9"))
+    ]
+    assert facts(values).job.figures.slow == ()
+
+
 def test_the_parts_of_a_step_are_its_length() -> None:
     values = [
         Figure(kind, kind, "", "", str(value), False, True, None, line)
@@ -139,6 +157,34 @@ def test_the_parts_of_a_step_are_its_length() -> None:
     job = facts(values).job.figures
     assert job.loading_share == pytest.approx(2.5 / 3)
     assert job.loading_s == pytest.approx(2.5)
+
+
+def test_stages_and_parts_prove_little() -> None:
+    values = figures({"work": [0.9, 0.9, 1.9, 0.91], "state": ["7be0", "7be0", "c314", "7be0"]})
+    pieces = [Piece(ProcessRef(), "figures", Figures(tuple(values), "job.log", staged=True, sharded=True))]
+    job = derive(list(snapshots(pieces)), TYPES).job.figures
+    assert (len(job.slow), job.slow_firm, len(job.odd), job.apart_exact) == (1, False, 1, False)
+
+
+def test_extremes_of_a_report() -> None:
+    values = [
+        Figure("input", "data", "extreme", owner, value, False, True)
+        for owner, value in (("12", "4.8"), ("fastest", "0.01"), ("usual", "0.16"))
+    ]
+    job = facts(values).job.figures
+    assert ([one.rank for one in job.loading], job.loading_firm) == ([12], True)
+    assert job.loading_why == "data: 4.8 s on rank 12; 0.16 s as a mean or median"
+
+
+def test_shares_of_a_step() -> None:
+    values = [
+        Figure("input", "data%", "rank", str(at), value) for at, value in enumerate(("1.1", "60.4", "1.0", "1.2"))
+    ]
+    job = facts(values).job.figures
+    assert ([one.rank for one in job.loading], job.loading_why) == (
+        [1],
+        "data%: 60.4 % on rank 1; 1.1 % on the other 3",
+    )
 
 
 def test_a_gpu_is_a_rank_if_the_text_states_it() -> None:

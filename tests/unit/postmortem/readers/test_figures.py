@@ -5,15 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hangdoc.evidence.figures import Figures
-from hangdoc.postmortem.readers._logs.figures import (
-    MAX_BYTES,
-    MAX_FIGURES,
-    MAX_LINE,
-    FigureKind,
-    _kind,
-    figure_kinds,
-    read_figures,
-)
+from hangdoc.postmortem.readers._logs.figure_kinds import FigureKind, figure_kinds, meaning
+from hangdoc.postmortem.readers._logs.figures import MAX_BYTES, MAX_FIGURES, MAX_LINE, read_figures
 from hangdoc.postmortem.readers._logs.prefixes import PrefixStyle
 
 # Text -> figures as `kind of owner=value`, in their order.
@@ -127,6 +120,131 @@ TEXTS = {
         "lr: 1.978e-03, eta: 1 day, 2:03:04, time: 2.9, data_time: 2.5, memory: 3781, loss: 1.2",
         ["step  =2.9", "input  =2.5"],
     ),
+    "a table with other columns": (
+        "rank | host | fwd_s | loss\n0 | a-1 | 0.2 | 2.1\n1 | a-1 | 0.3 | 2.2\nmean | - | 0.25 | 2.15",
+        ["work rank 0=0.2", "work rank 1=0.3"],
+    ),
+    "a table of two columns, whose first looks like a label": (
+        "rank | wait_s\n-----+-----\n0    | 0.412\n1    | 0.003",
+        ["wait rank 0=0.412", "wait rank 1=0.003"],
+    ),
+    "a table in a box": (
+        "\u2503 rank \u2503 fwd ms \u2503\n\u2521\u2501\u2501\u2529\n"
+        "\u2502 0 \u2502 211.4 \u2502\n\u2502 1 \u2502 634.8 \u2502",
+        ["work rank 0=0.2114", "work rank 1=0.6348"],
+    ),
+    "pandas, grouped by rank": (
+        "      forward  backward\nrank                   \n0      0.1821    0.9412\n1      0.4520    0.6720",
+        ["work rank 0=0.1821", "backward rank 0=0.9412", "work rank 1=0.452", "backward rank 1=0.672"],
+    ),
+    "pandas, with its own index": (
+        "   rank     host  fwd_s\n0     2  gx-01  0.181\n1     3  gx-01  0.452",
+        ["work rank 2=0.181", "work rank 3=0.452"],
+    ),
+    "steps in rows, ranks in columns": (
+        "compute s\nstep | r0 | r1 | mean\n100 | 0.81 | 0.82 | 0.815",
+        ["work rank 0=0.81", "work rank 1=0.82"],
+    ),
+    "shares of a step": (
+        "rank  data%  comm%\n0  1.1  60.7\n1  60.4  1.2",
+        ["input rank 0=1.1", "wait rank 0=60.7", "input rank 1=60.4", "wait rank 1=1.2"],
+    ),
+    "a table of experts": ("expert  tokens  ms\n0  4011  2.1\n1  9120  7.9", []),
+    "a table of models": ("rank  model  latency_ms\n1  m-large  412\n2  m-base  101\n3  m-small  99", []),
+    "ranks of LoRA": ("rank  train_time_s\n4  812\n8  815\n64  2410", []),
+    "a dictionary": (
+        "fwd (ms) by rank: {0: 812.2, 1: 2210.4}",
+        ["work rank 0=0.8122", "work rank 1=2.2104"],
+    ),
+    "a dictionary over several lines": (
+        "fwd (ms) by rank:\n{0: 812.2,\n 1: 2210.4,\n 2: 813.0}",
+        ["work rank 0=0.8122", "work rank 1=2.2104", "work rank 2=0.813"],
+    ),
+    "a dictionary of hosts": (
+        "step_time_s = {'gx-01': 0.41, 'gx-02': 1.9}",
+        ["step host gx-01=0.41", "step host gx-02=1.9"],
+    ),
+    "pairs in one line": (
+        "fwd per rank, seconds: 0-1: 0.2, 2: 3.1, 3: 0.2",
+        ["work rank 0=0.2", "work rank 1=0.2", "work rank 2=3.1", "work rank 3=0.2"],
+    ),
+    "labels of Prometheus": (
+        'step_compute_seconds{rank="0"} 0.412\nstep_compute_seconds{rank="1"} 1.2',
+        ["work rank 0=0.412", "work rank 1=1.2"],
+    ),
+    "a dictionary by nobody": ("fwd ms {0: 812.2, 1: 2210.4}", []),
+    "a gathered list": (
+        "all_gather of fwd time [s]: [0.2, 0.9, 0.2]",
+        ["work rank 0=0.2", "work rank 1=0.9", "work rank 2=0.2"],
+    ),
+    "a list of something else": ("fwd time of the last steps [0.2, 0.9, 0.2]", []),
+    "numbered lines": (
+        "forward time (ms), rank -> value\n  0 -> 201\n  1 -> 611",
+        ["work rank 0=0.201", "work rank 1=0.611"],
+    ),
+    "the first values of a weight": (
+        "[rank0] fc.weight[0,:3] = tensor([ 0.01, -0.03, 0.04])\n"
+        "[rank1] fc.weight[0,:3] = tensor([ 0.01, -0.04, 0.04])",
+        ["state rank 0=0.01, -0.03, 0.04", "state rank 1=0.01, -0.04, 0.04"],
+    ),
+    "norms between bars": (
+        "rank 0 |w| 61.20 |g| 4.1\nrank 1 |w| 61.19 |g| 4.1",
+        ["state rank 0=61.20", "grad rank 0=4.1", "state rank 1=61.19", "grad rank 1=4.1"],
+    ),
+    "a part of the text for each rank": (
+        "=== rank 0 ===\n  forward  0.201 s\n  data 0.01 s\n=== rank 1 ===\n  forward  0.671 s\n  data 0.01 s",
+        ["work rank 0=0.201", "input rank 0=0.01", "work rank 1=0.671", "input rank 1=0.01"],
+    ),
+    "JSON with an object for each rank": (
+        '{\n "rank_0": {\n  "forward_ms": 201.2\n },\n "rank_1": {\n  "forward_ms": 588.0\n }\n}',
+        ["work rank 0=0.2012", "work rank 1=0.588"],
+    ),
+    "what follows the part of a rank": (
+        "rank 0:\n  fwd 0.2 s\nrank 1:\n  fwd 0.3 s\nwe changed that\nfwd 0.9 s",
+        ["work rank 0=0.2", "work rank 1=0.3"],
+    ),
+    "extremes with their ranks": (
+        "data: min 11.2 ms (rank 3) max 4820.1 ms (rank 12) mean 162.4 ms",
+        ["input extreme fastest=0.0112", "input extreme 12=4.8201", "input extreme usual=0.1624"],
+    ),
+    "extremes of a wait": (
+        "allreduce avg=0.4s min=0.003s@rank9 max=0.43s@rank2",
+        ["wait extreme slowest=0.43", "wait extreme 9=0.003", "wait extreme usual=0.4"],
+    ),
+    "extremes that move": (
+        "data: min 0.1 s (rank 3) max 4.1 s (rank 12)\ndata: min 0.1 s (rank 3) max 4.2 s (rank 1)",
+        [],
+    ),
+    "a table of extremes": (
+        "phase (ms)  min   max     mean  max_rank\ndata        11.2  4820.1  162.4  12",
+        ["input extreme fastest=0.0112", "input extreme 12=4.8201", "input extreme usual=0.1624"],
+    ),
+    "compact JSON": (
+        '{"rank":0,"loader_wait_ms":4.1}\n{"rank":1,"loader_wait_ms":702.2}',
+        ["input rank 0=0.0041", "input rank 1=0.7022"],
+    ),
+    "steps done": (
+        "rank  step  last_op\n0  4410  allreduce\n1  4372  -",
+        ["count rank 0=4410", "count rank 1=4372"],
+    ),
+    "errors of links": (
+        "host   retrans  rx_GB\nnd-05  12  80.9\nnd-06  48122  79.9",
+        ["losses host nd-05=12", "losses host nd-06=48122"],
+    ),
+    "GPUs in columns of one's own": (
+        "gpu  sm_clock_MHz  temp_C\n0  1980  61\n1  705 MHz  91",
+        ["gpu clock gpu 0=1980", "gpu temperature gpu 0=61", "gpu clock gpu 1=705", "gpu temperature gpu 1=91"],
+    ),
+    "a rank that a report compares": (
+        "Why: r0 input was slower than median global rank (254.5/3.8ms).",
+        ["input extreme 0=0.2545", "input extreme usual=0.0038"],
+    ),
+    "parts of an epoch": (
+        " - total: 612.4s\n - waiting for data loader: 548.7s\n - train_step: 61.0s\n - logging: 0.9s",
+        ["step  =612.4", "input  =548.7", "step  =61"],
+    ),
+    "parts without a wait for data": (" - forward: 0.2s\n - backward: 0.4s", []),
+    "times outside of the steps": ("import time: rank 0 4.1 s, rank 1 19.8 s", []),
     "whole numbers of data are counts": ("rank 0 data 512 batches\nrank 1 data 2048 batches", []),
     "local ranks are none of the job": ("local_rank 0 fwd 0.84s\nlocal_rank 1 fwd 0.9s", []),
     "percentiles number no ranks": ("step time p50 0.31s p99 0.48s", []),
@@ -159,8 +277,8 @@ def test_example_of_a_kind(entry: FigureKind, example: str) -> None:
     """The first entry that matches it is its own."""
     text = example.lower().replace("_", " ")
     assert next(one for one in figure_kinds() if one.expression.search(text)) is entry
-    found = _kind(example, "s" if entry.time == "unit" else None)
-    assert (found[0] if found else "none") == entry.kind
+    found = meaning(example, "s" if entry.time == "unit" else None)
+    assert (found.kind if found else "none") == entry.kind
 
 
 def test_numbers_of_gpus_that_are_ranks() -> None:
@@ -169,6 +287,24 @@ def test_numbers_of_gpus_that_are_ranks() -> None:
         False,
         True,
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "staged", "sharded"),
+    [
+        ("", False, False),
+        ("tp=1 pp=1 zero-1, the shards of the data set", False, False),
+        ("1F1B, 4 stages", True, True),
+        ("pp=2", True, True),
+        ("rank = stage", True, True),
+        ("tensor parallel size 4", False, True),
+        ("ZeRO-3", False, True),
+    ],
+)
+def test_ranks_that_differ_by_design(text: str, staged: bool, sharded: bool) -> None:
+    found = read(f"{text}\nrank 0 fwd 0.8s\nrank 1 fwd 0.9s\n")
+    assert found
+    assert (found.staged, found.sharded) == (staged, sharded)
 
 
 def test_line_numbers_count_from_the_begin_of_the_file() -> None:
