@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,8 +18,11 @@ from typing import Any
 import pytest
 
 from hangdoc.demo.harness import command
-from tests.support.cli import HANGDOC
+from hangdoc.introspect.joining import joins_children
+from hangdoc.system import procfs
+from tests.support.cli import HANGDOC, watch_once
 from tests.support.paths import HUNG, PROGRAMS, ROOT
+from tests.support.polling import until
 
 PLAIN = [sys.executable, str(PROGRAMS / "plain_ranks.py")]
 LIMIT_S = 150  # each takes about 20 s on a quiet machine
@@ -120,3 +124,42 @@ def test_a_hung_torchrun_job_on_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [[], ["--kill-after", "60"]])
 def test_a_command_that_is_no_job_ends_at_once(tmp_path: Path, options: list[str]) -> None:
     assert watched(tmp_path, options, ["sh", "-c", "echo done; exit 5"]) == (5, "done\n", "")
+
+
+PREPARES_ALONE = """
+import sys, torch.distributed as dist, torch.multiprocessing as mp
+
+def merge(pairs):
+    while len(pairs) < 1_000_000:
+        pairs = {key: value + 1 for key, value in pairs.items()}
+
+def work(rank):
+    if rank == 0:
+        merge({number: 0 for number in range(1000)})
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:" + sys.argv[1], rank=rank, world_size=3)
+
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=3)
+"""
+
+
+@pytest.mark.slow("three ranks start, and are looked at until it is clear that one makes no step: 40 s")
+def test_ranks_that_have_not_met_yet_are_found_by_their_parent(tmp_path: Path) -> None:
+    """Below torch.multiprocessing.spawn nothing but the wait of the parent says that these are ranks."""
+    script = tmp_path / "train.py"
+    script.write_text(PREPARES_ALONE)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with subprocess.Popen([sys.executable, str(script), str(port)], start_new_session=True) as job:
+        try:
+            until(lambda: len(procfs.children(job.pid)) == 4, within_s=60)  # a resource tracker as well
+            until(lambda: joins_children(job.pid), within_s=60)
+            time.sleep(15)
+            said = watch_once(job.pid)
+        finally:
+            os.killpg(job.pid, signal.SIGKILL)
+    ranks = {rank["rank"]: rank["site"] for rank in said.verdict["job"]["ranks"]}
+    assert ranks.keys() == {0, 1, 2}, said.verdict
+    assert ranks[0].startswith("merge (train.py:"), said.verdict
+    assert (said.verdict["findings"], said.code) == ([], 3), said.verdict
+    assert "no progress seen on rank 0" in said.verdict["note"]

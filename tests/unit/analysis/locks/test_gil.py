@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from hangdoc.analysis.locks.gil import GilFacts
-from hangdoc.evidence import Frame, Process, Stack, Stacks, ThreadCpu
+from hangdoc.evidence import Frame, Process, Stack, Stacks, ThreadCpu, Variable
 from tests.support.synthetic_evidence import LIB, At, Stage, in_c10d
 
 SCRIPT = "def fit():\n    device.calibrate()\n    loss.backward()\n"
@@ -46,12 +46,14 @@ class Life:
     holds: Callable[[int], bool] = always
     inner: tuple[Frame, ...] = ()  # called by the user's line
     looks: int = 5
+    counter: Callable[[int], int] = second  # a variable of the user's function
 
 
 def judged(stage: Stage, life: Life) -> GilFacts:
     shown, every_s = [], 2.5 if life.rate else 1.0
     for look in range(life.looks):
-        own = Frame("fit", str(stage.path), life.line(look), "job.py")
+        counter = Variable("counter", str(life.counter(look)), number=life.counter(look))
+        own = Frame("fit", str(stage.path), life.line(look), "job.py", variables=(counter,))
         owner = Stack(100, "MainThread", (*life.inner, own), holds_gil=life.holds(look), active=True)
         starved = Stack(101, "monitor", (Frame("wait", "/usr/lib/python3.11/threading.py", 320),))
         threads = (
@@ -105,6 +107,7 @@ def test_stuck_in_a_regular_expression(stage: Stage) -> None:
         pytest.param(Life("R", rate=0.4), id="it spins half the time"),
         pytest.param(Life("R", rate=1.0, growth=8 << 20), id="it takes memory"),
         pytest.param(Life("R", rate=1.0, inner=GEMM), id="an ordinary library computes"),
+        pytest.param(Life("R", rate=1.0, counter=lambda look: look), id="a loop in Python"),
         pytest.param(Life("R", rate=1.0, looks=4), id="for a few seconds only"),
         pytest.param(Life(inner=(Frame("compile_fx", f"{LIB}/_dynamo/convert_frame.py", 1),), rate=1.0), id="compiles"),
         pytest.param(Life(inner=(Frame("all_reduce", f"{LIB}/distributed/distributed_c10d.py", 1),)), id="waits"),
