@@ -294,6 +294,8 @@ class Live:
             if before is not None and watched.state != "stalled":
                 self._begin_stall(job, before, watched)
                 self._report_as_stalled(job, before, watched)
+            elif before is not None and self.judge.verdict(before).findings:
+                self._report_as_stalled(job, before, watched)  # it began to end while it was examined
             elif before is None and verdict.status == "failed" and new:
                 self._report(job, verdict)
         if self.incidents:

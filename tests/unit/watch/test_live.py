@@ -131,7 +131,8 @@ class Judge:
         return Verdict(status, None, Job("job", 1, None, ("node-a",), ()), findings)
 
     def before_deaths(self, facts: Any) -> Any:
-        return self.before.facts() if self.before else None
+        died = any(rank.alive is False for rank in facts.ranks)
+        return self.before.facts() if self.before and died else None
 
 
 OVER = Look(alive=False)
@@ -213,7 +214,16 @@ STALL = Look("stalled", True, 12.0, cause="high")
     [
         pytest.param([STALL, KILLED], None, ["stall", "verdict stalled"], id="a diagnosed stall is killed"),
         pytest.param(
-            [replace(STALL, cause=""), KILLED], STALL, ["stall", "verdict stalled"], id="without a cause, too"
+            [replace(STALL, cause=""), KILLED],
+            replace(STALL, cause=""),
+            ["stall", "verdict stalled"],
+            id="without a cause, too",
+        ),
+        pytest.param(
+            [replace(STALL, status="unknown", cause=""), KILLED],
+            STALL,
+            ["stall", "verdict unknown", "verdict stalled"],
+            id="it began to end while it was examined",
         ),
         pytest.param(
             [replace(STALL, cause=""), KILLED],
