@@ -16,7 +16,7 @@ from hangdoc.postmortem.readers._headless import with_headings
 from hangdoc.postmortem.readers._input_file import HEAD_BYTES, Source
 from hangdoc.postmortem.readers._logs.scan import CHUNK, Anchors, AnchorSearch
 from hangdoc.postmortem.readers._placement.placement import Placement, placement_of
-from hangdoc.postmortem.readers._rank_sections import with_ranks
+from hangdoc.postmortem.readers._rank_output import with_ranks
 from hangdoc.postmortem.readers._unwrapping import unwrapped
 
 MAX_CLEANED = 4 * 2**20  # bytes; longer texts are programs' output, which nobody pasted
