@@ -59,7 +59,8 @@ def test_a_healthy_job_says_its_step_and_what_was_not_seen(stage: Stage) -> None
     assert verdict.note == (
         "a step every 1 s; cannot rule out cpu-throttled, memory-pressure (cgroup of ranks 0-1 not seen), "
         "ddp-bypassed, packet-loss, slow-link (sockets of ranks 0-1 not seen), "
-        "never-joined (groups of ranks 0-1 not seen), replicas-differ (parameters of ranks 0-1 not seen), "
+        "never-joined (groups of ranks 0-1 not seen), "
+        "parameters-unregistered, replicas-differ (parameters of ranks 0-1 not seen), "
         "slow-input (io of ranks 0-1 not seen)"
     )
 

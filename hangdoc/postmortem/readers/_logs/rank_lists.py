@@ -42,7 +42,7 @@ _INLINE = re.compile(rf"(?<![\w.])(?:{_PLAIN_PAIR}\s?[,;]\s?){{2,256}}{_PLAIN_PA
 _ROW = re.compile(
     rf"\W{{0,8}}(?P<key>\d{{1,6}})\s{{0,8}}(?:->|=>|=|:|\|)\s{{0,8}}(?P<value>{_VALUE})\W{{0,4}}", re.IGNORECASE
 )
-_RANK_KEY = re.compile(r"(?:(?P<rank>rank|r)|(?P<gpu>gpu|cuda))?[ _:-]?(?P<number>\d{1,6})", re.IGNORECASE)
+_OWNER_NAME = re.compile(r"(?:(?P<rank>rank|r)|(?P<gpu>gpu|cuda))?[ _:-]?(?P<number>\d{1,6})", re.IGNORECASE)
 _GATHERED = re.compile(r"\b(?:all[_ ]?)?gather(?:ed)?\b(?: of| from)?", re.IGNORECASE)
 _EDGES = " \t:=([{<>\"'~`*_+]})|,;@-"
 
@@ -126,7 +126,7 @@ def _dictionary(inner: str, name: str, around: str) -> list[Value]:
     of = "" if _NO_RANKS.search(around) else _of(around)
     values = []
     for item in items:
-        key = _RANK_KEY.fullmatch(item["key"])
+        key = _OWNER_NAME.fullmatch(item["key"])
         owner = None
         if key:
             named = RANK if key["rank"] else GPU if key["gpu"] else of
