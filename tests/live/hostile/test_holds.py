@@ -24,8 +24,6 @@ from tests.support.paths import PROGRAMS, ROOT
 from tests.support.polling import until
 from tests.support.process_state import STOPPED, threads, tracer
 
-pytestmark = pytest.mark.quiet  # a target that eats what it can get leaves nothing to others
-
 KILLS = int(os.environ.get("HANGDOC_KILLS", "60"))
 GOES_ON_S = 1.0  # within which hangdoc must have ended, and the rank must go on
 CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
