@@ -160,6 +160,6 @@ def test_ranks_that_have_not_met_yet_are_found_by_their_parent(tmp_path: Path) -
             os.killpg(job.pid, signal.SIGKILL)
     ranks = {rank["rank"]: rank["site"] for rank in said.verdict["job"]["ranks"]}
     assert ranks.keys() == {0, 1, 2}, said.verdict
-    assert ranks[0].startswith("merge (train.py:"), said.verdict
+    assert ranks[0].endswith(("(train.py:5)", "(train.py:6)")), said.verdict  # before Python 3.12 in a <dictcomp>
     assert (said.verdict["findings"], said.code) == ([], 3), said.verdict
     assert "no progress seen on rank 0" in said.verdict["note"]

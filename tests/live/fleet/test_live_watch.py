@@ -25,6 +25,7 @@ BACK_S = 30.0  # and is seen again, when it is there again, within
 LOOKS_S = 4.0  # the live watch looks at least so often
 
 
+@pytest.mark.quiet
 def test_hosts_that_see_one_another_count_each_rank_once() -> None:
     """Three agents see the three ranks each: every rank belongs to the host whose network it is in.
 
