@@ -21,6 +21,7 @@ from hangdoc.discovery.newcomers import Newcomers
 from hangdoc.evidence import Target
 from hangdoc.evidence.memory import release
 from hangdoc.watch.live import Live
+from hangdoc.watch.pace import CALM_GROWTH
 from hangdoc.watch.pulse import Pulse
 from hangdoc.watch.session import HISTORY_ROUNDS
 from hangdoc.watch.sources import LocalSource
@@ -28,7 +29,8 @@ from probes import Tier
 
 PULSE_S = 2.0  # between two pulses; twice that at the two highest levels of the governor
 SLOW_PULSE_LEVEL = 3
-LOOK_S = 30.0  # between two looks at jobs whose pulse is as before
+LOOK_S = 30.0  # between two looks at jobs whose pulse is as before; half of the time for which it has been so, up to
+LONGEST_LOOK_S = 120.0
 EMPTY_S = 6.0  # at a fleet without jobs: only its agents find them
 BLIND_S = 6.0  # at a job whose pulse would not show a standstill
 UNDECIDED_S = 3.0  # at a job whose status has been unclear for URGENT_S
@@ -221,10 +223,13 @@ class Rounds:
         urgent_s = self.live.options.interval_s
         if watched is None or attention is None or now_s < attention.until_s:
             return urgent_s
+        changed_s = max(watched.same_s, attention.since_s)
         if not watched.calm:
-            changed_s = max(watched.same_s, attention.since_s)
             return urgent_s if now_s - changed_s < URGENT_S else max(urgent_s, UNDECIDED_S * factor)
         usual_s = LOOK_S if self._pulse.knows(job, watched.state == "stalled") else BLIND_S
+        if usual_s == LOOK_S and watched.state != "stalled":
+            same_s = self._looked_s - max(changed_s, attention.until_s)
+            usual_s = max(LOOK_S, min(CALM_GROWTH * same_s, LONGEST_LOOK_S))
         return max(urgent_s, usual_s * factor)
 
     def _wait(self, stop: threading.Event) -> None:

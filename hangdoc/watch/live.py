@@ -12,10 +12,11 @@ from typing import Any
 from hangdoc.analysis import Key
 from hangdoc.analysis.facts import Facts
 from hangdoc.diagnose import Judge
+from hangdoc.discovery.newcomers import Newcomers
 from hangdoc.evidence.memory import release
 from hangdoc.incident.log import IncidentLog
 from hangdoc.verdict import CONFIDENCES, EXIT, Finding, Verdict
-from hangdoc.watch.pace import Pace
+from hangdoc.watch.pace import Pace, is_local
 from hangdoc.watch.policy import PATIENCE_S as SHORT_PATIENCE_S
 from hangdoc.watch.policy import (
     Examination,
@@ -37,7 +38,8 @@ SILENCES = 2.0  # times the longest silence that ended by itself, are no longer 
 SETTLED_S = 30.0  # an idle job counts as calm after its status has not changed for this long
 INSPECT_S = 60.0  # a job that is quiet for this long is inspected, even if it was quiet for longer before
 FIRM_UP_S = 20.0  # after a verdict that is not certain, the job is judged again; then after twice as long each time
-REDISCOVER_S = 10.0  # between two searches for new ranks
+CHECK_S = 10.0  # between two checks for new ranks, and
+SEARCH_S = 60.0  # between two full searches on this host: without new processes they find little
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,9 @@ class Live:
     watched: dict[str, WatchedJob] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)  # lost hosts
     code: int = 0
-    _discovered_s: float = field(default_factory=time.monotonic)
+    _newcomers: Newcomers = field(default_factory=Newcomers)
+    _checked_s: float = field(default_factory=time.monotonic)
+    _searched_s: float = field(default_factory=time.monotonic)
 
     def run(self) -> int:
         """Watch until every job has ended; returns the exit code of the last verdict."""
@@ -98,7 +102,7 @@ class Live:
                 if self.session.jobs:
                     known = {job: self.watched[job] for job in self.session.jobs if job in self.watched}
                     stalled = {job for job, watched in known.items() if watched.state == "stalled"}
-                    pace.wait(self.session, all(watched.calm for watched in known.values()), stalled)
+                    pace.wait(self.session, all(watched.calm for watched in known.values()), stalled, self._search)
                     self.report_lost()
                     self.session.look()
         return self.code
@@ -108,9 +112,20 @@ class Live:
         self.report_lost()
         for job in self.session.jobs:
             self.follow(job)
-        if self.session.at_s - self._discovered_s > REDISCOVER_S:
-            self.session.rediscover()
-            self._discovered_s = self.session.at_s
+        self._search()
+
+    def _search(self) -> bool:
+        """Look for new ranks, if it is time to; true if there are some."""
+        now_s, source = time.monotonic(), self.session.source
+        if now_s - self._checked_s < CHECK_S:
+            return False
+        self._checked_s = now_s
+        if is_local(source) and not self._newcomers.check(now_s) and now_s - self._searched_s < SEARCH_S:
+            return False
+        self._searched_s = now_s
+        before = frozenset(source.targets)
+        self.session.rediscover()
+        return not before.issuperset(source.targets)
 
     def report_lost(self) -> None:
         """Report each lost host once."""

@@ -1,25 +1,27 @@
 """When the live watch looks next: each interval, but less often while every job is calm.
 
-A calm job of this host whose pulse would show a standstill (see `pulse`) is looked at rarely: a look costs the job a
-thousand times as much as a beat.
+A calm job of this host whose pulse would show a standstill (see `pulse`) is looked at rarely, and the more rarely the
+longer it is calm: a look costs the job a hundred times as much as a beat.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Set
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import Target
 from hangdoc.watch.node_source import NodeSource
 from hangdoc.watch.pulse import Pulse
 from hangdoc.watch.session import Session
-from hangdoc.watch.sources import LocalSource
+from hangdoc.watch.sources import LocalSource, Source
 
 CALM_FACTOR = 3  # the interval grows by this factor while every job is calm
 PULSE_FACTOR = 10  # likewise, while each pulse would show a change
-BEAT_S = 1.0  # between two beats
+CALM_GROWTH, LONGEST_S = 0.5, 120.0  # of the time for which that has been so is the next interval, up to this long
+BEAT_S, SLOW_BEAT_S = 1.0, 2.0  # between two beats; the second one between two looks that are SLOW_S apart
+SLOW_S = 60.0
 ALERT_S = 8.0  # for so long after a pulse that differs, looks are as frequent as at a job that is not calm
 ALERT_GAP_S = 30.0  # from then on, pulses are not trusted for so long: some jobs change all the time
 CALM_CORES, CALM_MAX_S = 0.3, 10.0  # CPU share (of a core) while calm, and the longest interval it may lead to
@@ -35,6 +37,7 @@ class Pace:
     pulse: Pulse = field(default_factory=Pulse)
     _costs: deque[float] = field(default_factory=lambda: deque(maxlen=COSTS))
     _alert_s: float = float("-inf")  # when a pulse last differed
+    _calm_since_s: float | None = None  # since when every job has been healthy, and each pulse as before
 
     def close(self) -> None:
         self.pulse.close()
@@ -43,39 +46,59 @@ class Pace:
         """`round_s`: CPU time of a look and its analysis."""
         self._costs.append(round_s)
 
-    def wait(self, session: Session, calm: bool, stalled: Set[str]) -> None:
-        """Sleep until the next look is due, a rank exits, or the pulse of a calm job differs.
+    def wait(self, session: Session, calm: bool, stalled: Set[str], search: Callable[[], bool] = lambda: False) -> None:
+        """Sleep until the next look is due, a rank exits, the pulse of a calm job differs, or there are new ranks.
 
-        `calm`: every job is. `stalled`: jobs whose stall was reported.
+        `calm`: every job is. `stalled`: jobs whose stall was reported. `search`: looks for ranks if it is time to, and
+        tells whether there are new ones.
         """
-        source = session.source
-        local = isinstance(source, LocalSource) or (isinstance(source, NodeSource) and source.is_own)
+        local = is_local(session.source)
         if not calm or not local or time.monotonic() - self._alert_s < ALERT_S:
+            self._calm_since_s = None
             session.wait(self._calm_s(CALM_FACTOR) if calm and not local else self.interval_s)
             return
         for job in session.jobs:
             self.pulse.learn(job, session.snapshots(job)[-1:])
         trusted = time.monotonic() - self._alert_s >= ALERT_S + ALERT_GAP_S
         due_s = session.at_s + self._calm_s(CALM_FACTOR)
-        latest_s = session.at_s + self._calm_s(PULSE_FACTOR) if trusted else due_s
+        gap_s = self._grown_s(session.at_s, self._calm_s(PULSE_FACTOR), trusted and not stalled)
+        latest_s = session.at_s + gap_s if trusted else due_s
+        beat_s = SLOW_BEAT_S if gap_s >= SLOW_S else BEAT_S
         while (now_s := time.monotonic()) < latest_s:
-            until_s = min(latest_s, now_s + BEAT_S)
+            until_s = min(latest_s, now_s + beat_s)
             session.source.wait(until_s)
             if time.monotonic() < until_s - WOKEN_S:
                 return
             odd = self.pulse.beat(_by_job(session.source.targets), stalled)
             if odd and (trusted or not odd.isdisjoint(stalled)):  # somebody waits for a recovery
-                self._alert_s = time.monotonic()
+                self._alert_s, self._calm_since_s = time.monotonic(), None
                 for job in odd.difference(stalled):
                     self.pulse.restart(job)
                 return
+            if search():
+                return
             known = all(self.pulse.knows(job, job in stalled) for job in session.jobs)
             if time.monotonic() >= due_s and not known:
+                self._calm_since_s = None
                 return
+
+    def _grown_s(self, looked_s: float, usual_s: float, quiet: bool) -> float:
+        """The interval after the look at `looked_s`, longer than usual if everything has been quiet for long."""
+        if not quiet:
+            self._calm_since_s = None
+            return usual_s
+        if self._calm_since_s is None:
+            self._calm_since_s = looked_s
+        return max(usual_s, min(CALM_GROWTH * (looked_s - self._calm_since_s), LONGEST_S))
 
     def _calm_s(self, factor: float) -> float:
         cost_s = min(self._costs, default=0.0)
         return max(self.interval_s * factor, min(cost_s / CALM_CORES, CALM_MAX_S))
+
+
+def is_local(source: Source) -> bool:
+    """True if the ranks are processes of this host that we look at ourselves."""
+    return isinstance(source, LocalSource) or (isinstance(source, NodeSource) and source.is_own)
 
 
 def _by_job(targets: Collection[Target]) -> dict[str, list[Target]]:

@@ -19,6 +19,7 @@ from hangdoc.watch.sources import Source
 from probes import Tier
 
 HISTORY_ROUNDS = 40  # kept for each job: the window of shares and changes
+HISTORY_S = 1200.0  # likewise: what was before says nothing about now
 MIN_ROUNDS = 5  # kept even for the largest job
 MAX_SAMPLES = 8_000  # of single ranks, kept for each job: bounds memory and the CPU time of a verdict
 
@@ -127,6 +128,8 @@ class Session:
             parts = (of_job(shot, job) for shot in shots)
             relevant = tuple(part for part in parts if part.ranks or part.unseen or part.elsewhere)
             history.append(_Round(self._rounds, self.at_s, relevant))
+            while len(history) > MIN_ROUNDS and history[0].at_s < self.at_s - HISTORY_S:
+                history.popleft()
         if self.keep:
             for shot in shots:
                 self.keep.snapshot(shot)

@@ -1,11 +1,12 @@
-"""What the live watch adds to the step time of a healthy job: the moments in which hangdoc runs, and those around them.
+"""What hangdoc adds to the step time of a healthy job: the moments in which it runs, and those around them.
 
-python -m tests.benchmarks.step_time [--seconds 300]
+python -m tests.benchmarks.step_time [--seconds 900] [--by daemon] [--busy]
 
 Whole windows with and without a watch differ by more than 1 % on a virtual machine, whatever runs in them. Here, the
 steps that overlap a burst of hangdoc's own activity are compared with the quiet steps within two seconds of it: the
-machine is the same for both. A burst ends 50 ms after hangdoc's processes slept again. The sum over all bursts, divided
-by the time, is what the watch costs. The interval is a bootstrap over the bursts.
+machine is the same for both. A burst ends 10 ms after hangdoc's processes slept again. The sum over all bursts,
+divided by the time, is what hangdoc costs. The interval is a bootstrap over the bursts. The first minutes of a job are
+left out: looks are frequent then.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import subprocess
 import tempfile
 import time
 from bisect import bisect_left, bisect_right
@@ -24,9 +26,12 @@ from hangdoc.demo.harness import running
 from hangdoc.system import procfs
 from tests.benchmarks.look_cost import STEPS
 from tests.benchmarks.measure import cpu_s, interval, live_watch, met, table
+from tests.support.cli import HANGDOC
+from tests.support.paths import ROOT
 
 SAMPLE_S = 0.004  # between two readings of hangdoc's clocks
-TAIL_S = 0.05  # after a burst: caches are cold, and a child may end
+SETTLE_S = 300.0  # until looks are as rare as they become
+TAIL_S = 0.01  # after a burst: caches are cold, and a child may end
 AROUND_S = 2.0  # of a burst, in which quiet steps are its baseline
 FEWEST = 8  # quiet steps of a baseline
 LIMIT_PERCENT = 0.1
@@ -79,14 +84,25 @@ def extra_s(ends: Sequence[float], active: Sequence[tuple[float, float]]) -> lis
     return found
 
 
-def measure(title: str, ranks: int, rest: float, seconds: float) -> None:
+def node_daemon(folder: Path) -> subprocess.Popen[bytes]:
+    """A daemon with its default budget, which watches every job of this host."""
+    (folder / "hangdoc.toml").write_text("")
+    return subprocess.Popen(
+        [*HANGDOC, "daemon", "--config", f"{folder}/hangdoc.toml", "--state", f"{folder}/state"],
+        cwd=ROOT, env={**os.environ, "RUNTIME_DIRECTORY": str(folder)}, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def measure(by: str, busy: bool, seconds: float) -> None:
+    ranks, rest = (os.cpu_count() or 2, 0.0) if busy else (2, 0.01)
+    title = f"{ranks} ranks, {'every core busy' if busy else 'cores partly idle'}"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "steps")
         with running(STEPS, ranks, [str(file), "--rest", str(rest)]) as trial:
             trial.wait_log("loss follows", 120)
-            watch = live_watch(trial)
+            watch = node_daemon(Path(folder)) if by == "daemon" else live_watch(trial)
             try:
-                time.sleep(20)  # it has said "healthy", and looks rarely
+                time.sleep(SETTLE_S)
                 used, began = cpu_s(watch.pid), time.monotonic()
                 active = bursts(watch.pid, seconds)
                 watched_s = time.monotonic() - began
@@ -100,14 +116,14 @@ def measure(title: str, ranks: int, rest: float, seconds: float) -> None:
     share = 100 * len(extra) / watched_s
     low, high = (share * value for value in interval(extra, statistics.fmean))
     mean = share * statistics.fmean(extra)
-    busy = 100 * sum(end - begin - TAIL_S for begin, end in active) / watched_s
+    running_share = 100 * sum(end - begin - TAIL_S for begin, end in active) / watched_s
     table(
-        f"Step time under the live watch: {title}, {watched_s:.0f} s",
+        f"Step time beside hangdoc {by}: {title}, {watched_s:.0f} s",
         [
             ("bursts", "active", "CPU", "added to the step time", "95 % interval", f"limit {LIMIT_PERCENT:g} %"),
             (
                 str(len(extra)),
-                f"{busy:.1f} %",
+                f"{running_share:.1f} %",
                 f"{100 * own / watched_s:.1f} % of a core",
                 f"{mean:+.3f} %",
                 f"{low:+.3f} to {high:+.3f} %",
@@ -119,10 +135,11 @@ def measure(title: str, ranks: int, rest: float, seconds: float) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--seconds", type=float, default=300)
-    seconds = options.parse_args().seconds
-    measure("2 ranks, cores partly idle", 2, 0.01, seconds)
-    measure(f"{os.cpu_count()} ranks, every core busy", os.cpu_count() or 2, 0.0, seconds)
+    options.add_argument("--seconds", type=float, default=900)
+    options.add_argument("--by", choices=("watch", "daemon"), default="watch")
+    options.add_argument("--busy", action="store_true", help="one rank a core, which never rests")
+    chosen = options.parse_args()
+    measure(chosen.by, chosen.busy, chosen.seconds)
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ class Jobs:
 @pytest.mark.timeout(180)
 @pytest.mark.slow("thirteen jobs start and end, one after the other")
 def test_what_is_kept_does_not_grow_with_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "REDISCOVER_S", 0.0)
+    monkeypatch.setattr(live, "CHECK_S", 0.0)
     nothing: dict[str, list[object]] = {"addresses": [], "default": [], "links": [], "rates": []}
     monkeypatch.setattr(rtnetlink, "query", lambda: nothing)
     monkeypatch.setattr(procfs, "numbers", partial(only_our_processes, procfs.numbers))

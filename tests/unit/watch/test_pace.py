@@ -10,7 +10,17 @@ import pytest
 
 from hangdoc.evidence import Target
 from hangdoc.watch import pace as pacing
-from hangdoc.watch.pace import ALERT_GAP_S, ALERT_S, BEAT_S, CALM_FACTOR, PULSE_FACTOR, Pace
+from hangdoc.watch.pace import (
+    ALERT_GAP_S,
+    ALERT_S,
+    BEAT_S,
+    CALM_FACTOR,
+    CALM_GROWTH,
+    LONGEST_S,
+    PULSE_FACTOR,
+    SLOW_BEAT_S,
+    Pace,
+)
 from hangdoc.watch.sampler import Sampler
 from hangdoc.watch.sources import LocalSource
 
@@ -113,7 +123,7 @@ def test_after_an_alert_looks_are_frequent_and_then_the_pulse_is_not_trusted_for
     after_s = BEAT_S + ALERT_S
     assert {seconds for at_s, seconds in waits if BEAT_S <= at_s < after_s} == {1.0}
     assert {seconds for at_s, seconds in waits if after_s <= at_s < after_s + ALERT_GAP_S} == {CALM_FACTOR}
-    assert waits[-1][1] == PULSE_FACTOR
+    assert waits[-1][1] >= PULSE_FACTOR
 
 
 def test_bytes_of_a_stalled_job_are_worth_a_look_even_soon_after_an_alert(clock: Clock) -> None:
@@ -131,3 +141,40 @@ def test_a_fleet_has_no_pulse_here(clock: Clock) -> None:
     session.source = None
     Pace(1.0, pulse).wait(session, True, ())  # type: ignore[arg-type]
     assert (clock.now_s - session.at_s, pulse.beats) == (CALM_FACTOR, 0)
+
+
+def test_the_longer_a_job_is_calm_the_more_rarely_it_is_looked_at(clock: Clock) -> None:
+    pulse, session = Pulse(), Session(clock)
+    pace = Pace(1.0, pulse)  # type: ignore[arg-type]
+    began_s, gaps = clock.now_s, list[tuple[float, float]]()
+    while clock.now_s - began_s < 1000.0:
+        session.at_s = clock.now_s
+        pace.wait(session, True, frozenset())  # type: ignore[arg-type]
+        gaps.append((session.at_s - began_s, clock.now_s - session.at_s))
+    assert gaps[0] == (0.0, PULSE_FACTOR)
+    for at_s, gap_s in gaps:
+        assert gap_s == pytest.approx(max(PULSE_FACTOR, min(CALM_GROWTH * at_s, LONGEST_S)))
+    assert gaps[-1][1] == LONGEST_S
+    pulse.odd = {pulse.beats + 3}
+    session.at_s = clock.now_s
+    pace.wait(session, True, frozenset())  # type: ignore[arg-type]
+    assert clock.now_s - session.at_s == 3 * SLOW_BEAT_S, "a change is seen as soon as ever"
+    session.at_s = clock.now_s = clock.now_s + ALERT_S + ALERT_GAP_S
+    pace.wait(session, True, frozenset())  # type: ignore[arg-type]
+    assert clock.now_s - session.at_s == PULSE_FACTOR, "and begins anew"
+
+
+def test_a_stalled_job_is_looked_at_as_often_as_before(clock: Clock) -> None:
+    """Somebody waits for its recovery."""
+    session = Session(clock)
+    pace = Pace(1.0, Pulse())  # type: ignore[arg-type]
+    for _ in range(30):
+        session.at_s = clock.now_s
+        pace.wait(session, True, {"job"})  # type: ignore[arg-type]
+        assert clock.now_s - session.at_s == PULSE_FACTOR
+
+
+def test_new_ranks_end_the_wait(clock: Clock) -> None:
+    session, searches = Session(clock), iter([False, False, True])
+    Pace(1.0, Pulse()).wait(session, True, frozenset(), lambda: next(searches))  # type: ignore[arg-type]
+    assert clock.now_s - session.at_s == 3 * BEAT_S
