@@ -66,7 +66,7 @@ calm: $(TESTED)  ## every healthy job, watched for SECONDS: nothing may be raise
 	$(BENCHMARK) calm --seconds $(SECONDS) $(JOB)
 
 bench: $(VENV)/test.stamp  ## how fast, how small, and what it costs the job
-	missed=0; for script in stack_merge many_ranks logs verdict_time detection look_cost step_time footprint; do \
+	missed=0; for script in stack_merge many_ranks logs verdict_time detection look_cost step_time footprint daemon_cost; do \
 	    $(BENCHMARK) $$script || missed=1; done; exit $$missed
 
 black-box: $(TESTED)  ## hung jobs, killed RUNS times in each way: the cause must be on disk

@@ -25,7 +25,7 @@ from pathlib import Path
 from hangdoc.demo.harness import running
 from hangdoc.system import procfs
 from tests.benchmarks.look_cost import STEPS
-from tests.benchmarks.measure import cpu_s, interval, live_watch, met, table
+from tests.benchmarks.measure import alone, cpu_s, interval, live_watch, met, table
 from tests.support.cli import HANGDOC
 from tests.support.paths import ROOT
 
@@ -38,9 +38,10 @@ LIMIT_PERCENT = 0.1
 
 
 def ran_s(pid: int) -> float:
-    """Time on a CPU, with that of the children, running or ended: any change is activity."""
-    own = (procfs.read(f"/proc/{pid}/schedstat") or b"0").split()[0]
-    return int(own) / 1e9 + cpu_s(pid)[1]
+    """Time on a CPU of every thread, with that of the children, running or ended: any change is activity."""
+    threads = procfs.numbers(f"/proc/{pid}/task")
+    own = sum(int((procfs.read(f"/proc/{pid}/task/{thread}/schedstat") or b"0").split()[0]) for thread in threads)
+    return own / 1e9 + cpu_s(pid)[1]
 
 
 def bursts(pid: int, seconds: float) -> list[tuple[float, float]]:
@@ -139,6 +140,7 @@ def main() -> None:
     options.add_argument("--by", choices=("watch", "daemon"), default="watch")
     options.add_argument("--busy", action="store_true", help="one rank a core, which never rests")
     chosen = options.parse_args()
+    alone("tests.benchmarks.step_time")
     measure(chosen.by, chosen.busy, chosen.seconds)
 
 
