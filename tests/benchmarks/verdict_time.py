@@ -35,7 +35,7 @@ def main() -> None:
     for name, job, ranks, times, limit in (
         ("hung", hung, 3, runs, 8.0),
         ("hung", hung, 8, runs, 8.0),
-        ("healthy", healthy, 2, max(runs // 5, 1), 15.0),
+        ("healthy", healthy, 2, max(runs // 2, 1), 6.0),
     ):
         with job(ranks) as trial:
             seen = [timed_verdict(trial) for _ in range(times)]
