@@ -9,7 +9,7 @@ from math import gcd
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.compute.wait_time import WaitingRanks
-from hangdoc.analysis.ranks.call_path import CallPath, is_library, per_path
+from hangdoc.analysis.ranks.call_path import CallPath, Step, is_library, per_path
 from hangdoc.analysis.ranks.divergence import MUST_DIFFER
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.progress import Look, looks_at
@@ -91,16 +91,32 @@ def in_each_step(case: Case, key: Key) -> bool:
     """True if a rank, while most of its peers wait, runs lines of its own in every step.
 
     A number in its frames, such as the step or the index of the batch, grows from one such look to the next. Work in
-    every Nth step, or after each epoch of N steps, is seen at values that differ by multiples of N.
+    every Nth step, or after each epoch of N steps, is seen at values that differ by multiples of N. The number of an
+    epoch may grow by one, too: it counts a loop around the one in which the rank meets its peers.
     """
     seen: dict[tuple[str, str], list[float]] = defaultdict(list)
     own = [look for look in _waited_for(case, key) if not _is_shared(case, key, look)]
+    meets = [_loops(look.own) for look in looks_at(case, key) if look.phase == "collective"]
     for look in own:
-        for step in look.thread:
+        for depth, step in enumerate(look.thread):
+            around = _loops(look.thread[at] for at in look.path.own if at <= depth)
+            if _has_loop_inside(around, meets):
+                continue
             for variable in step.variables.values():
                 if variable.kind == "int" and variable.number is not None:
                     seen[step.function, variable.name].append(variable.number)
     return any(_counts_by_one(values) for values in seen.values() if len(values) >= max(MIN_GAPS, MOSTLY * len(own)))
+
+
+def _loops(steps: Iterable[Step]) -> list[tuple[str, int]]:
+    """The loops around these steps by file and line, outermost first."""
+    return [(step.file, loop.first) for step in steps if step.place for loop in step.place.loops]
+
+
+def _has_loop_inside(loops: Sequence[tuple[str, int]], meets: Sequence[Sequence[tuple[str, int]]]) -> bool:
+    """True if most collectives within these loops were in a loop further inside."""
+    within = [len(found) for found in meets if loops and found[: len(loops)] == loops]
+    return sum(length > len(loops) for length in within) > HALF * len(within)
 
 
 def _counts_by_one(values: Sequence[float]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -226,6 +227,40 @@ def test_work_of_one_rank_only_is_straggling_if_it_is_in_each_step(
         lambda look: Doing(0.3, step=0),
     )
     assert (facts.ranks[0].pace.each_step, facts.ranks[0].pace.late) == (late, late)
+
+
+EPOCHS = """\
+def fit(x):
+    for epoch in range(1000):
+        for batch in batches():
+            loss = model(x).sum()
+            loss.backward()
+            dist.all_reduce(loss)
+        evaluate(model)
+        dist.barrier()
+"""
+
+
+def test_an_evaluation_after_each_epoch_that_is_as_long_as_two_looks(tmp_path: Path) -> None:
+    """The epoch grows by one from each evaluation to the next. Steps are made in the loop inside."""
+    every_s = 1.25  # on a busy host
+    stage, looks = Stage(EPOCHS, tmp_path), []
+    for look in range(LOOKS):
+        evaluates, shown = look % 2 == 1, []
+        for rank in range(2):
+            cpu_s = every_s * look * (0.95, 0.5)[rank]
+            main = ThreadCpu(100 + rank, "python", "R", cpu_s, run_delay_s=0.0)
+            process = Process(100 + rank, 1, 0, "R", ("python",), None, None, 60.0 + look, cpu_s, 1, (main,))
+            record: dict[str, Any] = {"variables": {"fit": [number("epoch", look // 2)]}, "records": {"cpu": process}}
+            at = ("fit", (7, 8)[rank] if evaluates else 6)
+            shown.append(
+                At([at], state="R", **record) if at[1] == 7 else in_c10d("all_reduce", at, state="S", **record)
+            )
+        looks.append(shown)
+    pace = stage.facts(*looks, every_s=every_s).ranks[0].pace
+    assert pace.late_share is not None
+    assert pace.late_share > 0.4
+    assert (pace.each_step, pace.late) == (False, False)
 
 
 def test_batches_of_an_evaluation_of_which_its_peers_hear_nothing(stage: Stage) -> None:
