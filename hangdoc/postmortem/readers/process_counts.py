@@ -64,7 +64,7 @@ _ONE = rf"(?!(?:no|none|nothing|zero|but|only|while|the)\b|\d){NAME}"
 _NAMES = rf"{_ONE}(?:(?:, ?(?:and )?| and | & |/){_ONE}){{0,63}}"
 _STATE = r"(?:at all |each |(?:is |are )?(?:running |left |alive |there |started ))?"
 _WORDS = re.compile(  # `no process on n3`, `4 ranks each on n0, n1 and n2`, `nothing runs on n3`
-    rf"\b{_NUMBER} (?:{_WHAT}){{0,2}}(?:{_OBJECTS} )?{_STATE}"
+    rf"\b{_NUMBER} (?:{_WHAT}){{0,2}}(?P<what>{_OBJECTS} )?{_STATE}"
     rf"on (?:the )?(?:host |node |hosts |nodes )?(?P<hosts>{_NAMES})",
     re.IGNORECASE,
 )
@@ -79,6 +79,7 @@ _NO_STATEMENT = re.compile(
     r"\?|\b(?:if|should|would|expect\w{0,3}|want|need|supposed|was|were|per|before|yesterday|earlier|usually|when)\b",
     re.IGNORECASE,
 )
+_NAMES_ONE = re.compile(r"(?:\b(?:pids?|ranks?|gpus?|local|port|step|job|#)|[=:#/.-])\s{0,2}$", re.IGNORECASE)
 _NONE = frozenset({"none", "nothing", "zero", "no"})
 MARKS = ("pgrep", "pidof", "docker ps", "--query-compute-apps", "process on ", "processes on ")
 
@@ -169,7 +170,8 @@ class Counts:
             return
         for found in (*_WORDS.finditer(text), *_HAS.finditer(text)):
             clause = re.split(r"[.;]\s", text[: found.start()])[-1] + found[0] + text[found.end() : found.end() + 2]
-            if _NO_STATEMENT.search(clause):
+            bare = not found.groupdict().get("what", "what")  # `4 on n1`, behind a count of processes
+            if _NO_STATEMENT.search(clause) or (bare and _NAMES_ONE.search(text[: found.start()])):
                 continue
             for host in re.split(r", ?(?:and )?| and | & |/", found["hosts"]):
                 host = host.rstrip(".-")

@@ -52,7 +52,7 @@ _OF_A_PART = re.compile(
 # A launcher that starts so many processes: `srun --ntasks=4`, `#SBATCH -n 8`, `mpirun -np 4`, `jsrun -n 6`
 _TASKS = re.compile(
     r"\b(?:srun|sbatch|SBATCH|mpirun|mpiexec|orterun|horovodrun|jsrun|aprun|flux run)\b"
-    r"(?:(?!python|bash )[^\n|;&]){0,400}?"
+    r"(?:(?!python|bash )[^\n|;&]){0,200}?"
     r"\s(?:--ntasks(?:-per-node)?|--np|-np|-n)[= ]{0,2}(\d{1,6})(?=\s|$)"
 )
 _NODES = re.compile(r"\s(?:--nodes|-N)[= ]{0,2}(\d{1,6})(?=\s|$)")

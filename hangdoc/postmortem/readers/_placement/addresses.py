@@ -34,12 +34,12 @@ _ADDRESS = re.compile(
     re.IGNORECASE,
 )
 _STRONG = (
-    r"is|are|belongs? to|maps? to|resolves? to|points? to|has|had by|owns?|owned by|address of|of|on|behind|means"
+    r"is|are|belongs? to|maps? to|resolves? to|points? to|has|had by|owns?|owned by|of|on|behind|means"
     r"|lladdr|hwaddr|ether"
 )
 _WEAK = (
     r"at|host(?:name)?|node|machine|server|box|named|called|ip|mac|guid|gid|lid|addr(?:ess)?|inet6?|the|its|hca|ports?"
-    r"(?: \d{1,3})?|mlx\d_\d{1,2}|hca-\d|name|port \d|dev \w{1,15}|to"
+    r"(?: \d{1,3})?|mlx\d_\d{1,2}|hca-\d|name|dev \w{1,15}|to"
 )
 _GAP = re.compile(rf"(?:[\s:=()\[\]|,~\"'@;\u2192>-]|\b(?:{_STRONG}|{_WEAK})\b){{1,48}}", re.IGNORECASE)
 _LINKED = re.compile(rf"\b(?:{_STRONG})\b|=|->|\u2192|^\s?\(|\(\s?$", re.IGNORECASE)
@@ -58,7 +58,7 @@ _REVERSE = re.compile(
 _SLURM = re.compile(rf"\bNodeName=(?P<host>{NAME})\b.{{0,300}}?\bNodeAddr=(?P<address>{NAME})")
 _OWN = re.compile(  # an address of the host that prints it
     rf"\binet6? (?:addr:)?(?P<ip>{_IPV4})\b|\blink/(?:ether|infiniband) (?P<mac>{_MAC})|\bether (?P<ether>{_MAC})"
-    rf"|\b(?:Base lid|lid|SM lid(?!)|base_lid): {{1,20}}(?P<lid>\d{{1,5}})\b"
+    rf"|(?<!SM )\b(?:Base lid|lid|base_lid|port_lid): {{1,20}}(?P<lid>\d{{1,5}})\b"
     rf"|\b(?:Node|Port|CA|node_|port_)[ _]?GUID: {{1,20}}(?P<guid>{_GUID})"
     rf"|\bBootstrap ?: Using \S{{1,20}}:(?P<used>{_IPV4})<",
     re.IGNORECASE,

@@ -14,6 +14,9 @@ from hangdoc.postmortem.readers._owner_hints import NAME
 
 MAX_LINE = 600  # characters
 MAX_NAMES = 4096
+MAX_LISTS = 64
+MAX_VARIABLES = 8
+MAX_TEMPLATES = 256  # lines in which a name may end in a variable
 NEAR = 4  # lines between the list of hosts and the number that a loop gives them
 
 _VARIABLE = r"\$?\{?(?P<node>[A-Za-z_]\w{0,20})\}?"
@@ -71,12 +74,12 @@ class NodeOrder:
                 groups = found.groupdict()
                 size = int(groups["size"] or groups.get("factor") or 0)
                 variable = groups["node"] or groups.get("first") or ""
-                if size > 1:
+                if size > 1 and len(self._variables) < MAX_VARIABLES:
                     self.sizes.add(size)
                     self._variables.add(variable)
         if len(self._names) < MAX_NAMES:
             self._names.update(_NUMBERED.findall(text))
-        if len(self._templates) < MAX_NAMES and re.search(r"node|host|machine|box|server|ssh", lowered):
+        if len(self._templates) < MAX_TEMPLATES and re.search(r"node|host|machine|box|server|ssh", lowered):
             self._templates.add(text)
         self._feed_lists(text)
 
@@ -85,18 +88,22 @@ class NodeOrder:
             hosts = _hosts(found["hosts"])
             self._open = (self._line, hosts) if hosts else self._open
         if self._open and self._line - self._open[0] <= NEAR and (given := _GIVEN.search(text)):
-            if "$" in given[0]:
+            if "$" in given[0] and len(self._listed) < MAX_LISTS:
                 self._listed.append(self._open[1])
             self._open = None
-        if (ordered := _ORDERED.search(text)) and (
-            hosts := _hosts(ordered["hosts"] or ordered["listed"] or ordered["before"])
+        if (
+            len(self._listed) < MAX_LISTS
+            and (ordered := _ORDERED.search(text))
+            and (hosts := _hosts(ordered["hosts"] or ordered["listed"] or ordered["before"]))
         ):
             self._listed.append(hosts)
 
     def numbers(self) -> Mapping[int, str]:
         """Number -> host. Empty: not stated, or in several ways."""
         found: list[Mapping[int, str]] = [dict(enumerate(hosts)) for hosts in dict.fromkeys(self._listed)]
-        found += [numbers for prefix in self._prefixes() if len(numbers := self._with_prefix(prefix)) > 1]
+        found += [
+            numbers for prefix in sorted(self._prefixes())[:MAX_LISTS] if len(numbers := self._with_prefix(prefix)) > 1
+        ]
         return found[0] if found and all(one == found[0] for one in found) else {}
 
     def _prefixes(self) -> set[str]:

@@ -39,6 +39,8 @@ def test_counts_of_hosts(text: str, expected: dict[str, int]) -> None:
         "errors per port\na01 8\na02 0",
         "$ pdsh 'ls /ckpt | wc -l'\na01: 8\na02: 7",
         "there should be 4 processes on a01 and 4 processes on a02",
+        "rank 1 = pid 812 on a01, rank 3 = pid 641 on a02",
+        "ranks 0-3 on a01, rank 4 on a02",
         "4 processes on a01 before the restart, none on a02 yesterday",
     ],
 )
