@@ -50,6 +50,7 @@ from hangdoc.analysis.locks.mutexes import MutexFacts
 from hangdoc.analysis.logs.arrivals import ArrivalsJob
 from hangdoc.analysis.logs.figures import FiguresFacts, FiguresJob
 from hangdoc.analysis.logs.hardware_figures import HardwareFacts, HardwareJob
+from hangdoc.analysis.logs.headcounts import HeadcountsJob
 from hangdoc.analysis.logs.launches import LaunchesJob
 from hangdoc.analysis.logs.logs import LogsFacts, LogsJob
 from hangdoc.analysis.logs.measured_bandwidth import BandwidthJob
@@ -100,6 +101,7 @@ class JobFacts:
     notices: NoticesJob
     arrivals: ArrivalsJob
     launches: LaunchesJob
+    headcounts: HeadcountsJob
     transport: TransportJob
     preparations: PreparationJob
     ports: PortsJob

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from hangdoc.analysis import Case, Key, Suspect
+from hangdoc.analysis.logs.common_peer import peer_of
 from hangdoc.analysis.logs.log_events import JobLogs, known_host
 from hangdoc.evidence.logs import LogEvent
 
@@ -54,7 +55,7 @@ def hardware_errors(case: Case, logs: JobLogs) -> HardwareErrors:
         if errors:
             found.ib[key] = _format_completion(errors[-1], len(errors))
             for error in errors:
-                named[error.fields.get("peer", "")].add(key)
+                named[peer_of(error)].add(key)
         if text := _format_ports(events):
             if host := next((event.fields["of_host"] for event in events if "of_host" in event.fields), None):
                 found.port_hosts[host] = text

@@ -49,6 +49,7 @@ from hangdoc.evidence import limits
 from hangdoc.evidence.logs import LOST, TEARDOWN, LogEvent
 
 FAULTS = re.compile(r"NODE[ _]?FAIL|BOOT[ _]FAIL", re.IGNORECASE)  # reasons of Slurm that nobody asked for
+MISFIT = "sizes"  # kind of error
 STALLED = "stalled_tensors"  # Horovod's stall inspector, where it does not show which rank is missing
 # Kinds of lines that only a job of several processes writes.
 DISTRIBUTED = (
@@ -134,6 +135,11 @@ class LogsJob:
     raised_kind: str | None = None  # as in LogsFacts.error_kind
     raised_site: str | None = None  # innermost user frame of that exception
     raised_line: str | None = None  # "file:line" of that exception in the log
+    began: bool = False  # a counter shows that a rank trains
+    misfit: str | None = None  # exception: sizes of the job, as it was launched, do not fit together
+    misfit_site: str | None = None  # innermost user frame of that exception
+    misfit_line: str | None = None  # "file:line" of that exception in the log
+    misfit_uncaught: bool = False  # its traceback shows that nothing caught it
     nic_shared: str | None = None  # an address that NCCL uses on several hosts: "docker0:172.17.0.1 on lab1, lab2"
     distributed: bool = False  # a line shows that several processes took part
     requested: str | None = None  # line: a user, launcher or scheduler ended the job, and nothing failed before
@@ -328,6 +334,8 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
     gone = None if ranks_that_left(logs, fewest=1) else lost_peers(logs)
     lost = lost_connections(logs)
     sequence = max((at for event in logs.all(*TIMEOUTS) if (at := number(event, "sequence")) is not None), default=None)
+    misfits = [event for event in logs.all("exception") if error_kind(event) == MISFIT and not caused_by_peer(event)]
+    misfit = next((event for event in misfits if "uncaught" in event.fields), misfits[0] if misfits else None)
     lost_texts = {event.text for event in lost}
     peer_errors = [
         event
@@ -363,6 +371,11 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
         raised_kind=error_kind(raised),
         raised_site=raised.fields.get("site") if raised else None,
         raised_line=f"{raised.source}:{raised.line}" if raised else None,
+        began=any(True for _ in logs.all("progress")),
+        misfit=misfit.text if misfit else None,
+        misfit_site=misfit.fields.get("site") if misfit else None,
+        misfit_line=f"{misfit.source}:{misfit.line}" if misfit else None,
+        misfit_uncaught=bool(misfit and "uncaught" in misfit.fields),
         distributed=_is_distributed(logs),
         requested=_requested(logs),
         host_failed=next(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Suspect
+from hangdoc.analysis.logs.common_peer import peer_of
 from hangdoc.analysis.logs.log_events import JobLogs, number
 from hangdoc.analysis.thresholds import REPORTERS
 from hangdoc.evidence import limits
@@ -48,7 +49,7 @@ def lost_peers(logs: JobLogs) -> Gone | None:
     if unreachable := _unreachable(logs):
         return unreachable
     lost = lost_connections(logs)
-    addresses = {address for event in lost if (address := event.fields.get("address", ""))}
+    addresses = {address for event in lost if (address := peer_of(event))}
     named = next(iter(addresses)) if len(addresses) == 1 else None
     at_address = _ranks_at(logs, named) if named else []
     if len(at_address) == 1 and at_address[0] not in reporters:

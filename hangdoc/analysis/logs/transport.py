@@ -2,24 +2,22 @@
 
 All hosts of a communicator choose alike: the transport (InfiniBand, a plugin, sockets) and GPUDirect RDMA. A host on
 which the better choice is missing slows or breaks the job. A message about a failed transfer is printed at either end,
-so only a peer that several hosts name, and that is none of them, stands out.
+so only a peer that all other hosts name stands out.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
+from hangdoc.analysis.logs.common_peer import NOT_BETWEEN_HOSTS, common_peer, peer_of
 from hangdoc.analysis.logs.log_events import JobLogs, job_logs, known_host
 from hangdoc.analysis.thresholds import COMPARABLE_RANKS, REPORTERS
 from hangdoc.evidence.logs import LogEvent
 
 MAX_SUSPECTS = 16
-# Loopback, link-local, and the network that Docker gives to the bridge of every host.
-NOT_BETWEEN_HOSTS = re.compile(r"127\.|169\.254\.|172\.17\.|::1$|fe80:")
 FALLBACKS = frozenset({"Socket", "Disabled"})  # what NCCL takes where the better choice is missing
 
 
@@ -32,8 +30,8 @@ class TransportJob:
     clear: bool = False  # most of three or more hosts have the better choice
     failed: str | None = None  # first line about a failed connection or transfer
     count: int = 0  # such lines
-    hosts: int = 0  # hosts that report one
-    peer: tuple[Suspect, ...] = ()  # the only host that all reporters name, and that reports none itself
+    hosts: int = 0  # hosts that report one; with `peer`, those that name it
+    peer: tuple[Suspect, ...] = ()  # the only host that all other reporters name
     unmet: tuple[Suspect, ...] = ()  # the only address that ranks of several hosts cannot connect to
 
 
@@ -45,9 +43,8 @@ class TransportDetector(Detector[object, TransportJob]):
         if logs is None:
             return {}, TransportJob()
         failed = list(_with_host(logs, "transfer_failed"))
-        reporters = {host for host, _ in failed if host is not None}
-        peers = {event.fields.get("peer", "") for _, event in failed}
-        peer = next(iter(peers)) if len(peers) == 1 and len(reporters) >= REPORTERS else ""
+        reporters = {writer for host, event in failed if (writer := event.fields.get("local") or host)}
+        peer, naming = common_peer(failed)
         text, odd, clear = _fallback(logs)
         return {}, TransportJob(
             fallback=text,
@@ -55,8 +52,8 @@ class TransportDetector(Detector[object, TransportJob]):
             clear=clear,
             failed=failed[0][1].text if failed else None,
             count=len(failed),
-            hosts=len(reporters),
-            peer=(Suspect(None, None, peer),) if peer and peer not in reporters else (),
+            hosts=naming or len(reporters),
+            peer=(Suspect(None, None, peer),) if peer else (),
             unmet=_unmet(logs),
         )
 
@@ -74,9 +71,15 @@ def _unmet(logs: JobLogs) -> tuple[Suspect, ...]:
     address = addresses.pop() if len(addresses) == 1 else ""
     # A message without the address of its writer may come from any host, and says nothing more.
     writers = {writer for host, event in failed if (writer := event.fields.get("local") or host)}
-    if not address or NOT_BETWEEN_HOSTS.match(address) or len(writers) < REPORTERS or address in writers:
+    if (
+        not address
+        or NOT_BETWEEN_HOSTS.match(address)
+        or address.startswith("fe80:")
+        or len(writers) < REPORTERS
+        or address in writers
+    ):
         return ()
-    return (Suspect(None, None, address),)
+    return (Suspect(None, None, peer_of(failed[0][1])),)
 
 
 def _fallback(logs: JobLogs) -> tuple[str | None, tuple[Suspect, ...], bool]:

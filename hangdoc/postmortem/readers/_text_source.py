@@ -15,7 +15,8 @@ from hangdoc.postmortem.readers._cleaning import TextLine, clean_lines, decode
 from hangdoc.postmortem.readers._headless import with_headings
 from hangdoc.postmortem.readers._input_file import HEAD_BYTES, Source
 from hangdoc.postmortem.readers._logs.scan import CHUNK, Anchors, AnchorSearch
-from hangdoc.postmortem.readers._placement.placement import Placement, placement_of
+from hangdoc.postmortem.readers._placement.addresses import AddressBook, address_book
+from hangdoc.postmortem.readers._placement.placement import Placement, outer_lines, placement_of
 from hangdoc.postmortem.readers._rank_output import with_ranks
 from hangdoc.postmortem.readers._unwrapping import unwrapped
 
@@ -49,6 +50,11 @@ class TextSource(Source):
     def placement(self) -> Placement:
         """Where the text says that the ranks run."""
         return placement_of(self.content.decode("utf-8", "replace"))
+
+    @cached_property
+    def addresses(self) -> AddressBook:
+        """Which host has which address, as the text says."""
+        return address_book(outer_lines(self.content.decode("utf-8", "replace")), self.content)
 
     def line_number(self, line: int) -> int:
         """The number in the file of a line of the text; both from 1."""

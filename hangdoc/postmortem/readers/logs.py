@@ -52,6 +52,7 @@ class LogReader:
         collector = LogCollector(source, style, crashes="faulthandler dump" not in context.taken)
         if isinstance(source, TextSource):
             collector.hosts, collector.placement = HostContext(source.content), source.placement
+            collector.host_of = source.addresses.host_of
         with source.open() as file:
             packed = isinstance(source, TextSource) or source.head[:64] != _raw_head(source.path)
             progress = (lambda count: None) if packed else context.progress

@@ -6,7 +6,7 @@ import re
 import signal
 from collections import Counter as Counted
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, takewhile
 
@@ -39,6 +39,7 @@ MAX_ORIGINS = 20_000
 HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait", "port_in_use"})
 _LOGIN = re.compile(rb"(?<![\w.@-])[\w.-]{1,32}@([\w-]{1,63})(?=[ :])")  # of a prompt
 OF_PORT = frozenset({"ib_event", "port_event"})  # kinds about a network port, which all ranks of a host share
+AT_PEER = ("peer", "address", "mac", "lid", "efa")  # fields with an address of a peer
 OF_GPU = frozenset({"xid", "gpu_lost", "gpu_hardware"})  # kinds whose line names a GPU by its PCI address
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
 FATAL = "Fatal Python error"
@@ -119,6 +120,7 @@ class LogCollector:
         self.run = self.path_origin.process.run
         self.hosts = HostContext()  # of a pasted text
         self.placement = Placement()  # the same
+        self.host_of: Callable[[str], str | None] = lambda address: None  # as the text states it
         self.text_line = 0  # of the line that is added, in that text
         self.events: dict[tuple[int, LineOrigin], _OriginEvents] = defaultdict(_OriginEvents)
         self.ends: list[tuple[int, LineOrigin, End]] = []
@@ -141,6 +143,9 @@ class LogCollector:
             # With prompts of several hosts, a joined line may hide the one that counts.
             if kind == "port_in_use" and line.host and {*_LOGIN.findall(self.hosts.content)} - {line.host.encode()}:
                 line.host = None
+        addresses = (fields[name] for name in AT_PEER if name in fields)
+        if host := next(filter(None, map(self.host_of, addresses)), None):
+            fields["peer_host"] = host
         self.origins.observe(kind, line, fields)
         origin = self.origins.origin_of(line)
         if kind in ("nccl_rank", "ray_worker"):
@@ -343,7 +348,7 @@ class LogCollector:
                 fields |= {"step": str(printed.step)} if printed.step is not None else {}
                 event = LogEvent("printed", printed.text[:TEXT], self.name, printed.line, printed.at_s, fields)
                 self._events_of(origin).add(event)
-        if (alone := ending.alone) and not self.origins.ranks:
+        if (alone := ending.alone) and self.origins.ranks.keys() <= {0}:  # each calls itself rank 0
             fields = {"processes": str(alone.processes), "tasks": str(alone.tasks)}
             event = LogEvent("alone", redact_text(alone.text.strip())[:TEXT], self.name, alone.line, None, fields)
             self._events_of(LineOrigin()).add(event)

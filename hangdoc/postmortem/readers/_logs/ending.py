@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from hangdoc.postmortem.readers._logs.alone import AloneLines
+from hangdoc.postmortem.readers._logs.alone import AloneLines, alone
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
 from hangdoc.redaction.text import redact_text
@@ -50,6 +50,7 @@ METRIC = "metric"  # begin of the names of results
 FINITE, NONFINITE = "finite", "nonfinite"  # begin of the names of losses and of norms of gradients
 FAREWELL = "farewell"  # name of a line by which a rank ends its training
 MAX_FAREWELL = 300  # characters of a line in which it is looked for
+ALONE = "world size 1"  # name of a line by which a process says that it is the only one
 LENGTH = "length"  # unit of such a number
 _MAYBE = re.compile(
     r"%\||step|loader|dataset|sampler|iter|batch|update|epoch|Error|Exception"
@@ -108,7 +109,6 @@ _PART = re.compile(
 _OF_RANK = re.compile(
     r"\brank[ _]?(?P<rank>\d{1,6})\W{1,3}(?P<value>\d{1,6}(?:\.\d{1,9})?) ?(?P<unit>ms|s)\b", re.IGNORECASE
 )
-_ALONE = re.compile(r"\bworld[_ ]?size\W{1,3}1\b(?!\.)|[ ,(]1 replicas?\b|\bnum_processes\W{1,3}1\b", re.IGNORECASE)
 _WRITER = re.compile(r"[\[(]?(?:proc(?:ess)?|task|worker|pid|gpu|p)[ _:#=]{0,2}(\d{1,6})[\])]?\b", re.IGNORECASE)
 _MAYBE_ERROR = re.compile(r"(?:Error|Exception|Interrupt): ")
 _RANK = re.compile(r"(?<![\w-])(?:global[_ ])?rank[\"']?(?:[ =#_-]|: ?)?(\d{1,6})\b", re.IGNORECASE)
@@ -185,12 +185,13 @@ def read_ending(
     texts = tail[-(MAX_BYTES_OF_ONE if one else MAX_BYTES) :].decode("utf-8", "replace").split("\n")[-MAX_LINES:]
     first = lines - len(texts) + (1 if texts and texts[-1] else 2)
     counted = len(texts) - MAX_LINES_OF_ONE if one else 0
-    alone = AloneLines()
+    starts = AloneLines()
     for place, raw in enumerate(texts):
         number = max(first, 1) + place
         if not one:
-            alone.feed(raw, number)
-        if not (_MAYBE if place >= counted else _MAYBE_ERROR).search(raw) or (number == first > 1):  # it may be cut
+            starts.feed(raw, number)
+        may_tell = (_MAYBE if place >= counted else _MAYBE_ERROR).search(raw) or alone(raw)
+        if not may_tell or (number == first > 1):  # it may be cut
             continue
         for part in raw.split("\r"):
             line = parse(part, style)
@@ -202,6 +203,8 @@ def read_ending(
             for value in _printed(line, number):
                 if len(printed) < MAX_COUNTERS:
                     writer = _counting(line, origin_of) if value.rank is None else LineOrigin(value.rank)
+                    if value.name == ALONE and value.rank is None:
+                        writer = origin_of(line)  # the rank in the text is 0 in each of them
                     if value.name.startswith((NONFINITE, FAREWELL)):
                         printed.setdefault((writer, value.name, None), value)
                     else:
@@ -218,7 +221,7 @@ def read_ending(
         for (origin, _, _), value in printed.items()
     )
     last = tuple((origin, counter) for (origin, _), counter in shown.items())
-    return Ending(last, tuple(errors), values, alone if alone.proved else None)
+    return Ending(last, tuple(errors), values, starts if starts.proved else None)
 
 
 def _counting(line: Line, origin_of: Callable[[Line], LineOrigin]) -> LineOrigin:
@@ -258,9 +261,9 @@ def _counters(line: Line, number: int) -> Iterator[Counter]:
 
 def _printed(line: Line, number: int) -> Iterator[PrintedValue]:
     text = line.text[:2000]
-    if match := _ALONE.search(text):
+    if alone(text):
         writer = _WRITER.match(text)  # each calls itself rank 0
-        yield PrintedValue("world size 1", "", None, text, number, line.at, int(writer[1]) if writer else None)
+        yield PrintedValue(ALONE, "", None, text, number, line.at, int(writer[1]) if writer else None)
     if (left := _FAREWELL.search(text[:MAX_FAREWELL])) and not _NO_FAREWELL.search(text[: left.start()]):
         yield PrintedValue(FAREWELL, "", None, text, number, line.at)
     if match := _RESUMED.search(text):

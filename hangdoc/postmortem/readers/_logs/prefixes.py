@@ -52,6 +52,11 @@ _LABEL = re.compile(r" {0,6}(?!\d\d:\d\d)(?P<rank>\d{1,6}): ?")  # srun --label
 _HOST_LABEL = re.compile(r"(?P<host>[a-zA-Z][\w.-]*\d[\w.-]*): ")  # pdsh, clush
 _RANK_ANYWHERE = re.compile(r"\[rank(\d{1,6})\]:? ?")  # after a progress bar
 _NCCL = re.compile(r"(?:^|[\s\]:>])(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d+):\d+ \[(?P<device>-?\d+)\] ")
+# UCX: `[n7:3120:0:3120] `, `[1764062000.114] [n7:3120 :0] ` (ucs/debug/log.c); Open MPI: `[n7][[4401,1],3][btl_tcp_...`
+_MPI = re.compile(
+    r"\[(?P<host>[A-Za-z][\w.-]{0,100})"
+    r"(?::(?P<pid>\d{1,9}) ?:\d{1,6}(?::\d{1,9})?\]|\]\[\[\d{1,9},\d{1,9}\],(?P<rank>\d{1,6})\])"
+)
 _GROUP = re.compile(
     r"\[PG (?:ID )?(?P<group>\d+)(?: PG GUID (?P<guid>[^\s(\]]+))?\s*(?:\((?P<group_name>[^)]*)\))?"
     r"\s+Rank (?P<rank>\d+)\]"
@@ -123,6 +128,8 @@ def parse(raw: str, style: PrefixStyle) -> Line:
         line.text = line.text[match.end() :]
     if match := _NCCL.search(line.text[:300]):
         line.host, line.pid = line.host or match["host"], line.pid or int(match["pid"])
+    elif match := _MPI.search(line.text[:300]):
+        _apply(line, match.groupdict())
     if match := _GROUP.search(line.text):
         line.group = match["guid"] or match["group"]  # the number may differ between ranks
         line.group_name, line.group_rank = match["group_name"], int(match["rank"])

@@ -1,8 +1,9 @@
 """The layout of a job that launchers make: so many ranks on each node, node after node.
 
 torchrun gives node k the ranks k*n to k*n+n-1 (`_assign_worker_ranks` in its agent/server/api.py); accelerate,
-DeepSpeed and `mpirun --map-by slot` do the same. A host file lists `HOST slots=N` in the order of the ranks. DeepSpeed
-prints its mapping (deepspeed/launcher/launch.py): `global_rank_mapping=defaultdict(<class 'list'>, {'n11': [0, 1]})`.
+DeepSpeed and `mpirun --map-by slot` do the same, and so do the start scripts of people (`node_order`). A host file
+lists `HOST slots=N` in the order of the ranks. DeepSpeed prints its mapping (deepspeed/launcher/launch.py):
+`global_rank_mapping=defaultdict(<class 'list'>, {'n11': [0, 1]})`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import islice
 
 from hangdoc.evidence import limits
 from hangdoc.postmortem.readers._owner_hints import NAME
+from hangdoc.postmortem.readers._placement.node_order import NodeOrder
 from hangdoc.postmortem.readers._placement.statements import Seat
 
 MAX_LINE = 600  # characters
@@ -48,10 +50,12 @@ class JobLayout:
     _twice: bool = False  # a second list gives a host another place
     _in_order: bool = False
     _other: bool = False
+    _order: NodeOrder = field(default_factory=NodeOrder)
 
     def feed(self, text: str) -> None:
         if "global_rank_mapping" in text[:MAX_LINE]:
             self._mapped += [_mapped(*found.groups()) for found in islice(_MAPPED.finditer(text), MAX_MAPPED)]
+        self._order.feed(text)
         if len(text) > MAX_LINE:
             return
         for found in _PER_NODE.finditer(text):
@@ -69,7 +73,8 @@ class JobLayout:
     @property
     def per_node(self) -> int | None:
         """Ranks on each node; None: not stated, or not the same everywhere."""
-        return next(iter(self._sizes)) if len(self._sizes) == 1 else None
+        sizes = self._sizes.keys() | self._order.sizes
+        return next(iter(sizes)) if len(sizes) == 1 else None
 
     def seats(self, stated: Sequence[Seat]) -> Iterator[Seat]:
         """What follows for each host, if the order of the nodes is stated."""
@@ -80,6 +85,10 @@ class JobLayout:
                 yield _block(host, first, count)
                 first += count
         size = self.per_node
+        if size is not None and not self._other:
+            for node, host in self._order.numbers().items():
+                if node < limits.MAX_RANKS // size:
+                    yield _block(host, node * size, size)
         nodes = {(seat.nodes[0], seat.host) for seat in stated if len(seat.nodes) == 1 and seat.host and not seat.ranks}
         if size is not None and len({node for node, _ in nodes}) == len({host for _, host in nodes}) == len(nodes):
             for node, host in sorted(nodes):

@@ -81,7 +81,7 @@ def placement_of(text: str) -> Placement:
     stated: list[Seat] = []
     hosts: Counter[str] = Counter()
     stating = 0
-    for line in _outer_lines(text):
+    for line in outer_lines(text):
         numbering.feed(line)
         layout.feed(line)
         hosts.update(_named_host(line))
@@ -95,7 +95,8 @@ def placement_of(text: str) -> Placement:
     return _joined([*seats, *layout.seats(seats)], numbering, layout.per_node)
 
 
-def _outer_lines(text: str) -> list[str]:
+def outer_lines(text: str) -> list[str]:
+    """The lines in which a text may state where its ranks run."""
     lines = text.split("\n")
     return lines if len(lines) <= 2 * MAX_LINES else [*lines[:MAX_LINES], *lines[-MAX_LINES:]]
 

@@ -32,7 +32,7 @@ _IS = r"[\s:=#\[(\"'-]{0,4}"
 _OF_ALL = r"(?:\s?/\s?\d{1,6}(?!\d)|\s(?:out )?of \d{1,6}(?!\d)|\s{1,4}group\s{1,4}\d{1,3})?"  # `rank 3 of 8`
 _TOKEN = re.compile(
     "|".join(
-        rf"(?<![A-Za-z0-9_$])(?:{words}){_IS}(?P<{kind}{of}>{numbers})(?![A-Za-z_]|\.\d|\d){_OF_ALL}"
+        rf"(?<![A-Za-z0-9_$])(?:{words}){_IS}(?P<{kind}{of}>{numbers})(?![A-Za-z_]|\.\d|\d| ?\*){_OF_ALL}"
         for kind, (one, several) in _NUMBERED.items()
         for of, words, numbers in (("s", several, _LIST), ("", one, _FEW))
     )
@@ -72,7 +72,7 @@ def tokens_in(text: str) -> Iterator[Token]:
         kind, value = group.rstrip("s"), match[group]
         if kind == HOST:
             value = value.rstrip(".-")
-            if _may_be_host(value):
+            if may_be_host(value):
                 yield Token(kind, match.start(), match.start() + len(value), value)
         elif kind == BUS:
             yield Token(kind, match.start(), match.end(), value)
@@ -80,5 +80,5 @@ def tokens_in(text: str) -> Iterator[Token]:
             yield Token(kind, match.start(), match.end(), numbers=numbers)
 
 
-def _may_be_host(name: str) -> bool:
+def may_be_host(name: str) -> bool:
     return not _NO_HOST.fullmatch(name) and (is_host_name(name) or _HOST_FORM.fullmatch(name) is not None)

@@ -1,0 +1,125 @@
+"""The numbers of the hosts of a job, as a start script or a person gives them: host k has the ranks k*n to k*n+n-1.
+
+`on node n0K: RANK=$((4*K+l))`, `for h in a b c; do ssh $h ... --node_rank=$((i++))`, `HOSTS=(a b c)` with
+`--node_rank $i`, `node ranks in this order: a, b, c`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hangdoc.postmortem.readers._owner_hints import NAME
+
+MAX_LINE = 600  # characters
+MAX_NAMES = 4096
+MAX_LISTS = 64
+MAX_VARIABLES = 8
+MAX_TEMPLATES = 256  # lines in which a name may end in a variable
+NEAR = 4  # lines between the list of hosts and the number that a loop gives them
+
+_VARIABLE = r"\$?\{?(?P<node>[A-Za-z_]\w{0,20})\}?"
+# `RANK=$((4*K+l))`, `rank = node_rank * 8 + local_rank`, `export RANK=$(expr 8 \* $N + $i)`
+_RULE = re.compile(
+    rf"\b(?:GLOBAL_)?RANK\b[\"'\]]{{0,2}} ?[=:] ?(?:\$?\(\(?|`?expr |int\()? ?"
+    rf"(?:(?P<size>\d{{1,4}}) ?\\?\* ?{_VARIABLE}"
+    rf"|{_VARIABLE.replace('node', 'first')} ?\\?\* ?(?P<factor>\d{{1,4}})) ?\+",
+    re.IGNORECASE,
+)
+# `node k has ranks 8k..8k+7`, `ranks 4*i to 4*i+3 live on node i`
+_SPAN_RULE = re.compile(
+    r"\branks? (?P<size>\d{1,4}) ?[*x\u00b7]? ?(?P<node>[a-zA-Z])\b ?(?:\.\.\.?|-|\u2013|to|through|,) ?"
+    r"(?P=size) ?[*x\u00b7]? ?(?P=node) ?\+ ?\d{1,4}"
+)
+_TEMPLATE = (  # a name that ends in the variable
+    r"(?<![\w$/.-])(?P<prefix>[A-Za-z][A-Za-z0-9_-]{{0,40}}?)(?:\$\{{?{0}\}}?|<{0}>|\{{{0}\}}|{0})(?![\w.(=-])"
+)
+_NUMBERED = re.compile(r"(?<![\w$/.-])[A-Za-z][A-Za-z0-9_-]{0,40}?\d{1,4}(?![\w-])")
+_LIST = rf"{NAME}(?:(?:, ?(?:and )?| and | ?(?:->|<) ?){NAME}){{1,63}}"
+_LOOP = re.compile(rf"\bfor \w{{1,20}} in (?P<hosts>{NAME}(?: {NAME}){{1,63}}) ?(?:;|$)")
+_ARRAY = re.compile(rf"\b\w{{1,30}}=\((?P<hosts>\"?{NAME}\"?(?: \"?{NAME}\"?){{1,63}})\)")
+_GIVEN = re.compile(
+    r"(?:NODE_?RANK|node[_-]?rank|machine[_-]rank|NODE_?ID|node[_-]?id)[\"']?[= ]{1,2}[\"']?\$?\{?\(?\(?\$?\{?\w{1,20}"
+)
+_ORDERED = re.compile(
+    rf"\b(?:node|machine|host)[ _-]?(?:ranks?|order|numbers?)?\b[^.\n]{{0,40}}?"
+    rf"\bin (?:this|that|the same|rank) order\W{{1,4}}"
+    rf"(?P<hosts>{_LIST})"
+    rf"|\bnode[ _-]?ranks? (?:0 ?(?:-|to|\.\.\.?|\u2013) ?\d{{1,3}})[ :=]{{1,4}}(?:are |is )?(?P<listed>{_LIST})"
+    rf"|(?P<before>{_LIST}),? \(?in (?:this|that|node[ _-]?rank) order\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(slots=True)
+class NodeOrder:
+    """Takes the lines of a text in order."""
+
+    sizes: set[int] = field(default_factory=set)  # ranks on each host, by rules
+    _variables: set[str] = field(default_factory=set)  # that stand for the number of the host
+    _names: set[str] = field(default_factory=set)  # words that end in a number
+    _templates: set[str] = field(default_factory=set)  # lines in which a name may end in a variable
+    _listed: list[tuple[str, ...]] = field(default_factory=list)
+    _open: tuple[int, tuple[str, ...]] | None = None  # lines since a list of hosts, which a loop may number
+    _line: int = 0
+
+    def feed(self, text: str) -> None:
+        self._line += 1
+        if not text.strip() or len(text) > MAX_LINE:
+            return
+        lowered = text.lower()
+        if "rank" in lowered:
+            for found in (*_RULE.finditer(text), *_SPAN_RULE.finditer(text)):
+                groups = found.groupdict()
+                size = int(groups["size"] or groups.get("factor") or 0)
+                variable = groups["node"] or groups.get("first") or ""
+                if size > 1 and len(self._variables) < MAX_VARIABLES:
+                    self.sizes.add(size)
+                    self._variables.add(variable)
+        if len(self._names) < MAX_NAMES:
+            self._names.update(_NUMBERED.findall(text))
+        if len(self._templates) < MAX_TEMPLATES and re.search(r"node|host|machine|box|server|ssh", lowered):
+            self._templates.add(text)
+        self._feed_lists(text)
+
+    def _feed_lists(self, text: str) -> None:
+        if found := _LOOP.search(text) or _ARRAY.search(text):
+            hosts = _hosts(found["hosts"])
+            self._open = (self._line, hosts) if hosts else self._open
+        if self._open and self._line - self._open[0] <= NEAR and (given := _GIVEN.search(text)):
+            if "$" in given[0] and len(self._listed) < MAX_LISTS:
+                self._listed.append(self._open[1])
+            self._open = None
+        if (
+            len(self._listed) < MAX_LISTS
+            and (ordered := _ORDERED.search(text))
+            and (hosts := _hosts(ordered["hosts"] or ordered["listed"] or ordered["before"]))
+        ):
+            self._listed.append(hosts)
+
+    def numbers(self) -> Mapping[int, str]:
+        """Number -> host. Empty: not stated, or in several ways."""
+        found: list[Mapping[int, str]] = [dict(enumerate(hosts)) for hosts in dict.fromkeys(self._listed)]
+        found += [
+            numbers for prefix in sorted(self._prefixes())[:MAX_LISTS] if len(numbers := self._with_prefix(prefix)) > 1
+        ]
+        return found[0] if found and all(one == found[0] for one in found) else {}
+
+    def _prefixes(self) -> set[str]:
+        prefixes = set()
+        for variable in filter(None, self._variables):
+            pattern = re.compile(_TEMPLATE.format(re.escape(variable)))
+            for text in self._templates:
+                prefixes |= {match["prefix"] for match in pattern.finditer(text)}
+        return prefixes
+
+    def _with_prefix(self, prefix: str) -> Mapping[int, str]:
+        names = (name for name in self._names if name.startswith(prefix) and name[len(prefix) :].isdecimal())
+        return {int(name[len(prefix) :]): name for name in sorted(names, key=len, reverse=True)}
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    """The names in a list; empty: one comes twice, or is a number."""
+    names = tuple(name.rstrip(".-") for name in re.split(r"[,\s\"]+|\band\b", text) if name)
+    return names if len(set(names)) == len(names) > 1 and all(name[:1].isalpha() for name in names) else ()

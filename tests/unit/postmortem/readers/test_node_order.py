@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from hangdoc.postmortem.readers._placement.placement import placement_of
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "on node nK:\nfor l in 0 1; do RANK=$((2*K+l)) python t.py & done\nn0 n1 n2",
+        "node k (n<k>) has ranks 2k..2k+1. n0 and n2 work, n1 does not",
+        'i=0; for h in n0 n1 n2; do\nssh $h "torchrun --nproc-per-node 2 --node_rank=$i t.py" & i=$((i+1))\ndone',
+        "HOSTS=(n0 n1 n2)\nfor i in 0 1 2; do ssh ${HOSTS[$i]} torchrun --nproc-per-node 2 --node_rank $i t.py; done",
+        "node ranks in this order: n0, n1, n2. 2 gpus per node",
+    ],
+)
+def test_the_ranks_of_numbered_hosts(text: str) -> None:
+    assert placement_of(text).hosts == {0: "n0", 1: "n0", 2: "n1", 3: "n1", 4: "n2", 5: "n2"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "for h in n0 n1 n2; do ssh $h uptime; done\n2 gpus per node",
+        "node ranks in this order: n0, n1, n2. node ranks in this order: n1, n0, n2",
+        "HOSTS=(n0 n1 n2)\nHOSTS=(n2 n1 n0)\ntorchrun --nproc-per-node 2",
+    ],
+)
+def test_a_list_of_hosts_is_no_order_of_ranks(text: str) -> None:
+    assert placement_of(text.replace(". node", ".\nnode")).hosts == {}
