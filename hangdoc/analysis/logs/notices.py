@@ -150,7 +150,7 @@ class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
             if key is None and not _goes_with(event, logs):
                 continue
             named = _named(event)
-            if not named and key is not None:
+            if key is not None and (not named or named == [Suspect(None, None, key[0])]):
                 of_rank[key].setdefault(event.kind, event.text)
                 continue
             absent = []
@@ -165,6 +165,9 @@ class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
             if absent or not named:
                 texts.setdefault(event.kind, event.text)
                 suspects.setdefault(event.kind, {}).update(dict.fromkeys(absent))
+        for kind, found in suspects.items():  # a host only, where no line shows which of its ranks it was
+            shown = {key[0] for key, own_texts in of_rank.items() if kind in own_texts}
+            suspects[kind] = {one: None for one in found if one.rank is not None or one.host not in shown}
         of_job: dict[str, Any] = {f"{kind}_at": tuple(found)[:MAX_SUSPECTS] for kind, found in suspects.items()}
         return {key: NoticesFacts(**found) for key, found in of_rank.items()}, NoticesJob(**(of_job | texts))
 

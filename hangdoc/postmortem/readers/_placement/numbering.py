@@ -60,6 +60,10 @@ _OF_CODE = re.compile(  # `torch.cuda.set_device(local_rank)`, `cuda:{LOCAL_RANK
     re.IGNORECASE,
 )
 _OF_POD = _statements(_POD)
+_OF_POD_CODE = re.compile(  # the number of a pod in its environment, as Kubernetes, Volcano and LeaderWorkerSet name it
+    r"\bRANK\b[\"']?(?:, ?value)? ?[:=] ?[\"']?\$[({]{0,2}(?:\w{0,20}_)?(?:COMPLETION_INDEX|POD_INDEX|POD_ORDINAL"
+    r"|ORDINAL|TASK_INDEX|WORKER_INDEX|REPLICA_INDEX)\b|\bRANK ?= ?\$\{(?:HOSTNAME|POD_NAME)##\*-\}"
+)
 _OF_ANY = _statements(r"(?:index|indices)")
 
 
@@ -84,7 +88,7 @@ class RankNumbering:
             lowered
         ):
             return
-        for pattern in (_OF_GPU, _OF_POD, _OF_ANY, _OF_CODE):
+        for pattern in (_OF_POD_CODE, _OF_GPU, _OF_POD, _OF_ANY, _OF_CODE):
             found = pattern.search(text)
             if not found or _NOT.search(text[max(found.start() - 12, 0) : found.end()]):
                 continue
@@ -92,7 +96,7 @@ class RankNumbering:
                 continue
             local = _LOCAL.search(text[max(found.start() - 8, 0) : found.end()]) or _MODULO.match(text, found.end())
             self._local = self._local or local is not None
-            self._gpus = self._gpus or pattern is not _OF_POD
+            self._gpus = self._gpus or pattern not in (_OF_POD, _OF_POD_CODE)
             self._pods = self._pods or pattern not in (_OF_GPU, _OF_CODE)
             return
 
