@@ -164,8 +164,8 @@ class OriginResolver:
 
     def _rank_of_pid(self, host: str | None, pid: int) -> int | None:
         """The rank of a process, as its framework or NCCL printed it at the start."""
-        if host is None and len(hosts := self.hosts_of_pid.get(pid, frozenset())) == 1:
-            host = next(iter(hosts))  # no other host has a rank with this PID
+        if host is None and len(self.hosts_of_pid.get(pid, ())) == 1:
+            (host,) = self.hosts_of_pid[pid]  # no other host has a rank with this PID
         known = self.processes.get((host, pid)) or self.processes.get((None, pid))
         return known[1] if known is not None else None
 
