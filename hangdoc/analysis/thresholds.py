@@ -227,6 +227,9 @@ FASTER_DIRECTION = Threshold(
     1.4, "times the rate of the other direction", "chosen: its acknowledgements wait in the queue of that direction"
 )
 SLOWER_PORT = Threshold(2, "times slower", "Ethernet and InfiniBand step their speeds by factors of 2 and more")
+FAR_SLOWER_PORT = Threshold(
+    4, "times slower", "chosen: 25 Gbit/s of a card beside 10 of an older one are no fault of a link"
+)
 LOST_PINGS = Threshold(50, "percent of the pings", "chosen: no queue that overflows loses half of a few packets")
 PLAIN_PING = Threshold(1472, "bytes", "an MTU of 1500 without the headers of IPv4 and ICMP (RFC 791, 792)")
 SMALL_GRADIENTS = Threshold(

@@ -38,6 +38,7 @@ class NoticesFacts:
     shared_memory_full: str | None = None  # /dev/shm was full
     worker_died: str | None = None  # one of its data loader workers died
     storage_full: str | None = None  # a file system or quota to which it writes was full
+    file_system_full: str | None = None  # `df` shows that a file system of its host has no space left
     stale_lock: str | None = None  # a listing shows an old lock file that no process has open
     storage_lost: str | None = None  # a file system, its server or its disk reported an error
     disk_failed: str | None = None  # a disk, or the file system on it, reported an error; the job may not use it
@@ -85,6 +86,8 @@ class NoticesJob:
     worker_died_at: tuple[Suspect, ...] = ()
     storage_full: str | None = None
     storage_full_at: tuple[Suspect, ...] = ()
+    file_system_full: str | None = None
+    file_system_full_at: tuple[Suspect, ...] = ()
     stale_lock: str | None = None
     stale_lock_at: tuple[Suspect, ...] = ()
     storage_lost: str | None = None
