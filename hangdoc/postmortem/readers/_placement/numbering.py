@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 MAX_LINE = 400  # characters of prose
 _GPU = r"(?:cuda[ _-]?devices?|gpus?|devices?|cards?|accelerators?|gcds?|npus?|xpus?|hpus?)"
-_POD = r"(?:(?:stateful ?set )?pods?|replicas?|containers?|(?:pod )?ordinals?)"
+_POD = r"(?:(?:stateful ?set )?pods?|workers?|replicas?|containers?|(?:pod )?ordinals?)"
 _NUMBER = r"(?:[ _-]?(?:ids?|index|indices|idx|numbers?|no\.?|nr\.?|ordinals?|names?))"
 _SAME = r"(?:==?|is|are|equals?|matches|match|follows?|corresponds? to|maps?(?: 1[:-]1)? to|same as|->|\u2192)"
 _ORDER = r"(?:,|\()? ?(?:ranks? |all |assigned |numbered |placed |mapped ){0,2}in (?:\w{1,12} )?order\b"
-_THINGS = re.compile(r"gpu|cuda|device|card|accelerator|gcd|[nxh]pu|pod|replica|container|ordinal|ind(?:ex|ices)")
+_THINGS = re.compile(
+    r"gpu|cuda|device|card|accelerator|gcd|[nxh]pu|pod|worker|replica|container|ordinal|ind(?:ex|ices)"
+)
 _LOCAL = re.compile(r"(?<![a-z])(?:local|node)[ _-]?(?:rank|id)", re.IGNORECASE)
 _MODULO = re.compile(r" ?(?:%|mod) ?\w")  # `gpu = rank % 8`
 _ONE_HOST = re.compile(
