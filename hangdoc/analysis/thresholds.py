@@ -299,6 +299,9 @@ LOW_CLOCK = Threshold(
 MANY_PERIODS = Threshold(
     100, "periods of a CPU quota", "chosen: ten seconds; the start of a process is always throttled"
 )
+LOAD_APART = Threshold(
+    3, "times the load of other hosts", "chosen: ranks of a job use about as many cores on each host"
+)
 LINK_ERRORS = Threshold(100, "errors of NVLink", "chosen: a link retrains and replays now and then")
 LINK_ERRORS_APART = Threshold(10, "times the errors of other GPUs", "chosen: one link of many is at fault")
 SLOWER_RUN = Threshold(1.5, "times slower", "chosen: paths across more switches, and equal hosts, differ by a tenth")

@@ -28,6 +28,7 @@ from hangdoc.analysis.thresholds import (
     IDLE_POWER,
     LINK_ERRORS,
     LINK_ERRORS_APART,
+    LOAD_APART,
     LOW_CLOCK,
     MANY_BUSY_THREADS_PER_CORE,
     MANY_PERIODS,
@@ -318,7 +319,7 @@ def _loaded(loads: Sequence[Figure]) -> tuple[tuple[Suspect, ...], str | None]:
     if len(by_host) < COMPARABLE_RANKS:
         return (), None
     usual = median(by_host.values())
-    found = [host for host, load in by_host.items() if load >= CORES_OVERCOMMITTED_TWICE * max(usual, 1.0)]
+    found = [host for host, load in by_host.items() if load >= LOAD_APART * max(usual, 1.0)]
     if not found or 2 * len(found) >= len(by_host):
         return (), None
     shown = ", ".join(f"{by_host[host]:.0f} on {host}" for host in found[:MAX_SHOWN])

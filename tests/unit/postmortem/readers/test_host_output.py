@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hangdoc.postmortem.readers._cleaning import TextLine
 from hangdoc.postmortem.readers._host_output import MAX_ADDED, with_hosts
-from hangdoc.postmortem.readers._text_source import TextLine, cleaned
+from hangdoc.postmortem.readers._text_source import cleaned
 
 RULER = "---------------"
 
