@@ -227,6 +227,9 @@ FASTER_DIRECTION = Threshold(
     1.4, "times the rate of the other direction", "chosen: its acknowledgements wait in the queue of that direction"
 )
 SLOWER_PORT = Threshold(2, "times slower", "Ethernet and InfiniBand step their speeds by factors of 2 and more")
+FAR_SLOWER_PORT = Threshold(
+    4, "times slower", "chosen: 25 Gbit/s of a card beside 10 of an older one are no fault of a link"
+)
 LOST_PINGS = Threshold(50, "percent of the pings", "chosen: no queue that overflows loses half of a few packets")
 PLAIN_PING = Threshold(1472, "bytes", "an MTU of 1500 without the headers of IPv4 and ICMP (RFC 791, 792)")
 SMALL_GRADIENTS = Threshold(
@@ -295,6 +298,9 @@ LOW_CLOCK = Threshold(
 )
 MANY_PERIODS = Threshold(
     100, "periods of a CPU quota", "chosen: ten seconds; the start of a process is always throttled"
+)
+LOAD_APART = Threshold(
+    3, "times the load of other hosts", "chosen: ranks of a job use about as many cores on each host"
 )
 LINK_ERRORS = Threshold(100, "errors of NVLink", "chosen: a link retrains and replays now and then")
 LINK_ERRORS_APART = Threshold(10, "times the errors of other GPUs", "chosen: one link of many is at fault")

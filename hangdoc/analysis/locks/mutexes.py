@@ -209,10 +209,12 @@ class Threads:
 
     def site(self, tid: int) -> str | None:
         """Its innermost line of user code, else the native function that asks for the lock."""
-        step = self.paths[tid].user
-        if step is not None:
-            return step.site
-        named = (name for name, _, _, native in self.paths[tid].frames if native and "::" in name)
+        path = self.paths.get(tid)
+        if path is None:  # its stack is of another look: a text shows the process twice
+            return None
+        if path.user is not None:
+            return path.user.site
+        named = (name for name, _, _, native in path.frames if native and "::" in name)
         return next(named, "").partition("(")[0] or None
 
 

@@ -169,6 +169,8 @@ def suspect(of: str, owner: str, numbered: Numbered) -> Suspect | None:
         return Suspect(numbered.ranks[owner], None, owner.rpartition("/")[0] or None)
     if of in RANKED or (of == "gpu" and numbered.gpus):
         return Suspect(int(owner)) if owner.isdecimal() else None
+    if of == "number" and numbered.pods and owner.isdecimal():
+        return Suspect(int(owner))  # `worker 3`
     if of == "host":
         pod = _POD.fullmatch(owner) if numbered.pods else None
         return Suspect(int(pod[1])) if pod else Suspect(None, None, owner)

@@ -28,6 +28,7 @@ from hangdoc.analysis.thresholds import (
     IDLE_POWER,
     LINK_ERRORS,
     LINK_ERRORS_APART,
+    LOAD_APART,
     LOW_CLOCK,
     MANY_BUSY_THREADS_PER_CORE,
     MANY_PERIODS,
@@ -72,6 +73,8 @@ class HardwareJob:
     bound_why: str | None = None  # one process may use far fewer cores than its peers, or several share one
     bound_unranked: bool = False  # several processes share cores, and nothing shows that they are ranks
     emulated_why: str | None = None  # bfloat16 on a CPU without it
+    loaded: tuple[Suspect, ...] = ()
+    loaded_why: str | None = None  # "load 231 on ax4; 32 on the other 3": far more than on comparable hosts
 
 
 class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
@@ -104,7 +107,7 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
             named.of(slowed), slowed_why, named.of(idle), idle_why, named.of(busy), busy_why,
             named.of(faulty), faulty_why, named.of(link), link_why, by_errors,
             named.of(throttled or bound), throttled_why, crowded_why, proved, bound_why, unranked,
-            _emulated(values),
+            _emulated(values), *_loaded(values["cpu load"]),
         )  # fmt: skip
         slow, late = keys_of(case, job.slowed), keys_of(case, job.held)
         return {key: HardwareFacts(key in slow or None, key in late or None) for key in case.ranks}, job
@@ -308,6 +311,20 @@ def _crowded(values: Mapping[str, list[Figure]]) -> tuple[str | None, bool]:
     if counted and setting * CORES_OVERCOMMITTED >= cores:
         return f"{threads:.0f} threads on {cores:.0f} cores, with {setting:.0f} computing threads in each process", True
     return None, False
+
+
+def _loaded(loads: Sequence[Figure]) -> tuple[tuple[Suspect, ...], str | None]:
+    """The hosts with far more runnable threads than most of the others."""
+    by_host = {one.owner: float(one.value) for one in loads if one.of == "host"}
+    if len(by_host) < COMPARABLE_RANKS:
+        return (), None
+    usual = median(by_host.values())
+    found = [host for host, load in by_host.items() if load >= LOAD_APART * max(usual, 1.0)]
+    if not found or 2 * len(found) >= len(by_host):
+        return (), None
+    shown = ", ".join(f"{by_host[host]:.0f} on {host}" for host in found[:MAX_SHOWN])
+    text = f"load {shown}; {usual:.0f} on the other {len(by_host) - len(found)}"
+    return tuple(Suspect(None, None, host) for host in found)[:MAX_SUSPECTS], text
 
 
 def _emulated(values: Mapping[str, list[Figure]]) -> str | None:

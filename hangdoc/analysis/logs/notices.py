@@ -38,6 +38,7 @@ class NoticesFacts:
     shared_memory_full: str | None = None  # /dev/shm was full
     worker_died: str | None = None  # one of its data loader workers died
     storage_full: str | None = None  # a file system or quota to which it writes was full
+    file_system_full: str | None = None  # `df` shows that a file system of its host has no space left
     stale_lock: str | None = None  # a listing shows an old lock file that no process has open
     storage_lost: str | None = None  # a file system, its server or its disk reported an error
     disk_failed: str | None = None  # a disk, or the file system on it, reported an error; the job may not use it
@@ -85,6 +86,8 @@ class NoticesJob:
     worker_died_at: tuple[Suspect, ...] = ()
     storage_full: str | None = None
     storage_full_at: tuple[Suspect, ...] = ()
+    file_system_full: str | None = None
+    file_system_full_at: tuple[Suspect, ...] = ()
     stale_lock: str | None = None
     stale_lock_at: tuple[Suspect, ...] = ()
     storage_lost: str | None = None
@@ -150,7 +153,7 @@ class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
             if key is None and not _goes_with(event, logs):
                 continue
             named = _named(event)
-            if not named and key is not None:
+            if key is not None and (not named or named == [Suspect(None, None, key[0])]):
                 of_rank[key].setdefault(event.kind, event.text)
                 continue
             absent = []
@@ -165,6 +168,9 @@ class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
             if absent or not named:
                 texts.setdefault(event.kind, event.text)
                 suspects.setdefault(event.kind, {}).update(dict.fromkeys(absent))
+        for kind, found in suspects.items():  # a host only, where no line shows which of its ranks it was
+            shown = {key[0] for key, own_texts in of_rank.items() if kind in own_texts}
+            suspects[kind] = {one: None for one in found if one.rank is not None or one.host not in shown}
         of_job: dict[str, Any] = {f"{kind}_at": tuple(found)[:MAX_SUSPECTS] for kind, found in suspects.items()}
         return {key: NoticesFacts(**found) for key, found in of_rank.items()}, NoticesJob(**(of_job | texts))
 

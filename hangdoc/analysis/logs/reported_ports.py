@@ -18,6 +18,7 @@ from hangdoc.analysis.thresholds import (
     CORRUPTED_FRAMES,
     DEAD_AFTER_S,
     DEAD_REPEATS,
+    FAR_SLOWER_PORT,
     LOSS_THAT_SLOWS_TCP,
     LOST_PINGS,
     MANY_RESENT,
@@ -36,6 +37,7 @@ class PortsJob:
 
     slow: tuple[Suspect, ...] = ()  # hosts with a slower port than their peers
     slow_text: str | None = None  # "worker-d runs at 100 Mbit/s, worker-a, worker-b at 10000 Mbit/s"
+    far_slower: bool = False  # by more than a generation of Ethernet or InfiniBand
     slow_path: str | None = None  # a path far slower than another: "a to c 940 Mbit/s, a to b 94100 Mbit/s"
     other_mtu: tuple[Suspect, ...] = ()  # hosts with another MTU than most
     mtu_text: str | None = None  # "rk3-08 has an MTU of 1500, rk3-05 to rk3-07 of 9000"
@@ -72,6 +74,7 @@ class ReportedPortsDetector(Detector[object, PortsJob]):
         return {}, PortsJob(
             slow=_suspects(slow),
             slow_text=slow_text,
+            far_slower=_far_slower(logs, slow),
             slow_path=_slow_path(logs),
             other_mtu=_suspects(other),
             mtu_text=mtu_text,
@@ -141,6 +144,12 @@ def _slow(logs: JobLogs) -> tuple[Sequence[str], str | None]:
     if not slow or 2 * len(slow) > len(speeds):
         return [], None
     return slow, _sides(speeds, "runs at {} Mbit/s", slow)
+
+
+def _far_slower(logs: JobLogs, slow: Sequence[str]) -> bool:
+    speeds = _comparable(_by_host(logs, "port_speed", "mbit"))
+    fastest = max(speeds.values(), default=0)
+    return any(speeds[host] * FAR_SLOWER_PORT <= fastest for host in slow)
 
 
 def _mtu(logs: JobLogs) -> tuple[Sequence[str], str | None]:

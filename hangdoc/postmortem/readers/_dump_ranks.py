@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from hangdoc.evidence import Stack, Stacks
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, ranks_in_order
+from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, examined_rank, ranks_in_order
 from hangdoc.postmortem.readers._pasted_text import ParserFactory, parse_channels
 from hangdoc.postmortem.readers._placement.placement import Placement
-from hangdoc.postmortem.readers._text_source import placement_in
+from hangdoc.postmortem.readers._text_source import TextSource, placement_in
 from hangdoc.postmortem.readers._torchrun import process_of
 
 _GLOBAL_RANK = re.compile(r"(?:^|\s)--?(?:global[_-])?rank[=\s](\d{1,6})(?=\s|$)|(?:^|\s)RANK=(\d{1,6})(?=\s|$)")
@@ -118,6 +118,7 @@ def _owners(ranks: Sequence[ProcessDump], source: Source) -> list[ProcessRef]:
     found = _ranks_from_gpus(found, placement_in(source))
     found = _ranks_from_local_ranks(ranks, found) or found
     found = _ranks_from_order(ranks, found, source)
+    found = _rank_from_sentence(ranks, found, source)
     if all(process.rank is None for process in found):
         named = process_of_file(source)
         processes = {_process_identity(dump) for dump in ranks}
@@ -160,6 +161,15 @@ def _ranks_from_order(ranks: Sequence[ProcessDump], processes: list[ProcessRef],
         replace(process, rank=numbers.get(_process_identity(dump)))
         for dump, process in zip(ranks, processes, strict=True)
     ]
+
+
+def _rank_from_sentence(ranks: Sequence[ProcessDump], processes: list[ProcessRef], source: Source) -> list[ProcessRef]:
+    """The rank of the only process of a text, by the sentences that say on which rank a debugger was used."""
+    identities = {_process_identity(dump) for dump in ranks}
+    if len(identities) != 1 or any(process.rank is not None for process in processes):
+        return processes
+    rank = examined_rank(source.head_text) if isinstance(source, TextSource) else None
+    return processes if rank is None else [replace(process, rank=rank) for process in processes]
 
 
 def _ranks_from_variables(ranks: Sequence[ProcessDump], processes: list[ProcessRef]) -> list[ProcessRef]:

@@ -17,6 +17,7 @@ from hangdoc.postmortem.readers._elided import elision
 
 NAME = r"[A-Za-z0-9][\w.\-]{0,252}"  # of a host or a pod
 MAX_COMPANIONS = 4096  # ranks under one heading
+MAX_PROSE = 1_000  # characters of a line of prose
 MAX_LINES = 20_000  # of a text whose hosts are looked for; longer ones are logs, which have prefixes
 LOCAL_PIDS = -(10**5)  # stands for the PID of GPU 0 of a host, below it those of its other GPUs
 
@@ -82,8 +83,8 @@ _LISTED = re.compile(
 )
 # A line that a loop over PIDs printed: `71822 RANK=2`, `71822: rank 2`.
 PID_FIRST = re.compile(
-    r"\s{0,8}(\d{3,9})[\s:=,>-]{1,8}(?:[A-Z_]{1,40}=\S{1,40}\s){0,8}"
-    r"(?:RANK=|SLURM_PROCID=|(?:global )?rank[ =:]{0,2})(\d{1,6})(?!\d)(?:\s[A-Z_]{1,40}=\S{1,60}){0,8}\s*"
+    r"\s{0,8}(\d{3,9})[\s:=,>-]{1,8}(?:[A-Z_]{1,40}=\S{1,40}\s{1,4}){0,8}"
+    r"(?:RANK=|SLURM_PROCID=|(?:global )?rank[ =:]{0,2})(\d{1,6})(?!\d)(?:\s{1,4}[A-Z_]{1,40}=\S{1,60}){0,8}\s*"
 )
 _RANK_AND_PID = re.compile(r"\branks?\b.*\bpids?\b|\bpids?\b.*\branks?\b", re.IGNORECASE)
 _SAME = re.compile(
@@ -104,6 +105,10 @@ _IN_ORDER = re.compile(
     r"|\b(?:in order of|(?:sorted|ordered) by) (?:(?:their|the|global) )?ranks?\b",
     re.IGNORECASE | re.MULTILINE,
 )
+_DEBUGGER = re.compile(
+    r"\b(?:c?gdb|lldb|py-?spy|py-?stack|p-?stack|g-?stack|eu-stack|debugger|backtrace)\b", re.IGNORECASE
+)
+_SENTENCE = re.compile(r"[.;!?] ")
 _CLAUSE = re.compile(r"[.;:] |\((?=ranks?\b)", re.IGNORECASE)
 # `for h in n1 n2 n3; do echo $h; ...`: lines that are one of these names alone are headings.
 _LOOP = re.compile(rf"\bfor \w{{1,20}} in ((?:{NAME} ){{0,64}}?{NAME}) ?; ?do\b")
@@ -447,6 +452,23 @@ def ranks_in_order(text: str, processes: int) -> tuple[int, ...]:
     }
     ranks = found.pop() if len(found) == 1 else ()
     return ranks if len(ranks) == processes else ()
+
+
+def examined_rank(text: str) -> int | None:
+    """The only rank of which sentences say that a debugger was used on it. None: none, or several.
+
+    `py-spy on rank 2 shows`, `rank 5 never got there, so I attached gdb to it`. A sentence about several ranks counts
+    for none.
+    """
+    found: set[int] = set()
+    for line in text.split("\n", MAX_LINES)[:MAX_LINES]:
+        if len(line) > MAX_PROSE or not _DEBUGGER.search(line) or not _RANK.search(line):
+            continue
+        for sentence in _SENTENCE.split(line):
+            if not _DEBUGGER.search(sentence) or _several(sentence):
+                continue
+            found |= {int(one[1]) for one in _RANK.finditer(_OTHER_RANK.sub(" ", sentence))}
+    return found.pop() if len(found) == 1 else None
 
 
 def listed_numbers(text: str, most: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import IO, Any
 from hangdoc.postmortem.readers import ReadContext
 from hangdoc.postmortem.readers._cleaning import TextLine, clean_lines, decode
 from hangdoc.postmortem.readers._headless import with_headings
+from hangdoc.postmortem.readers._host_output import with_hosts
 from hangdoc.postmortem.readers._input_file import HEAD_BYTES, Source
 from hangdoc.postmortem.readers._logs.scan import CHUNK, Anchors, AnchorSearch
 from hangdoc.postmortem.readers._placement.addresses import AddressBook, address_book
@@ -106,7 +107,7 @@ def _is_clean(sample: bytes) -> bool:
 
 def cleaned(text: str) -> list[TextLine]:
     """The lines of a text as readers expect them."""
-    return with_headings(with_ranks(unwrapped(clean_lines(text))))
+    return with_headings(with_hosts(with_ranks(unwrapped(clean_lines(text)))))
 
 
 def is_text(head: bytes) -> bool:

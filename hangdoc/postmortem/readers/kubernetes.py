@@ -2,8 +2,8 @@
 
 Columns and states: Kubernetes 1.20 to 1.34 (pkg/printers/internalversion/printers.go, printPod;
 staging/src/k8s.io/kubectl/pkg/describe/describe.go). The main process of a container has PID 1 in it. Only what the
-text says of a pod is taken: a pod's number is no rank (the master of a PyTorchJob has none, its workers begin at 0);
-RANK in the environment of its container is.
+text says of a pod is taken: a pod's number is no rank (the master of a PyTorchJob has none, its workers begin at 0),
+unless the text says so; RANK in the environment of its container is.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._pasted_text import text_lines, without_time
+from hangdoc.postmortem.readers._text_source import placement_in
 
 _POD = r"[a-z0-9][a-z0-9.\-]{0,252}"
 _PODS = re.compile(r"\s*(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS\s.{0,200}")
@@ -51,7 +52,8 @@ OPENING = re.compile(
     r"get (?:po|pod|pods|ev|event|events)\b[^|\n]{0,120}\| ?(?:e?grep|awk|tail|sort|head)\b|"
     r"^[ \t]*NAME\s+STATUS\s+ROLES\s+AGE\s+VERSION|"
     r"^[ \t]*(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS|^[ \t]*Last State:|^[ \t]*LAST SEEN\s+TYPE\s+REASON"
-    r"|^[ \t]*State:[ \t]+(?:Running|Waiting|Terminated)[ \t]*$",
+    r"|^[ \t]*State:[ \t]+(?:Running|Waiting|Terminated)[ \t]*$"
+    r"|^[ \t]*(?:NAME|POD)[ \t]+(?:[A-Z_]{1,30}[ \t]+){0,10}(?:REASON|LAST_?REASON|STATE|TERMINATED)[ \tA-Z_]*$",
     re.MULTILINE,
 )
 # Reason of an event -> kind of log event. A mount that fails is tried again; the pod has not started.
@@ -67,13 +69,20 @@ WAITS = {
 }  # fmt: skip
 ENDED = {"Evicted": "ended_by_scheduler", "Preempting": "ended_by_scheduler", "NodeLost": "node_failed",
          "NodeShutdown": "ended_by_scheduler", "Terminated": "ended_by_scheduler"}  # fmt: skip
+# The head of `-o custom-columns`, as people name the columns, and the columns that matter.
+_CUSTOM = re.compile(
+    r"\s*(?:NAME|POD)\s+(?=(?:.{0,200}\s)?(?:REASON|LAST_?REASON|STATE|TERMINATED)(?:\s|$))[A-Z_ ]{1,200}"
+)
+_OF_RANK, _OF_NUMBER = frozenset({"RANK", "GLOBAL_RANK"}), frozenset({"IDX", "INDEX", "ORDINAL", "NR"})
+# `sft-7b-3-t9dnp`, `trainer-3`; a master has no number among its workers.
+_ORDINAL = re.compile(r"(?!.*-(?:master|launcher|ps|head)-).*-(\d{1,6})(?:-[a-z0-9]{5})?")
 MAX_PODS = 4096
 
 
 class KubernetesReader:
     name = "kubectl output"
     order = 39
-    marks = ("READY", "Last State:", "LAST SEEN", "State:  ", " get po")
+    marks = ("READY", "REASON", "Last State:", "LAST SEEN", "State:  ", " get po")
     help = "`kubectl get pods -o wide`, `kubectl describe pod POD`, `kubectl get events --sort-by=.lastTimestamp`"
 
     def recognises(self, source: Source) -> bool:
@@ -81,7 +90,7 @@ class KubernetesReader:
         return bool(OPENING.search("\n".join(map(without_time, texts))))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
-        found = _Pods(source.name)
+        found = _Pods(source.name, placement_in(source).ordinal_is_rank)
         for number, text in enumerate(text_lines(source, context), 1):
             found.feed(text, number)
         yield from found.pieces()
@@ -90,6 +99,8 @@ class KubernetesReader:
 @dataclass(slots=True)
 class _Pods:
     source: str
+    _ordinal_is_rank: bool = False  # the text says that the number of a pod is its rank
+    _columns: tuple[str, ...] = ()  # of a table that the user chose
     _table: bool = False
     _nodes: bool = False  # a table of nodes was begun
     _listed: Counter[str] = field(default_factory=Counter)  # pods of each job in tables
@@ -102,8 +113,14 @@ class _Pods:
     _ranks: dict[str, int] = field(default_factory=dict)  # of pods whose environment names it
 
     def feed(self, text: str, number: int) -> None:
+        if self._columns and text.strip() and len(text.split()) != len(self._columns):
+            self._columns = ()
         if _PODS.fullmatch(text) or (" get po" in text[:300] and _LISTED.search(text[:300])):
             self._table, self._pod = True, None
+        elif _CUSTOM.fullmatch(text):
+            self._table, self._pod, self._columns = False, None, tuple(text.split())
+        elif self._columns and len(cells := text.split()) == len(self._columns):
+            self._custom(dict(zip(self._columns, cells, strict=True)), cells[0])
         elif _NODES.fullmatch(text):
             self._table, self._nodes = False, True
         elif self._table and (row := _ROW.fullmatch(text)):
@@ -136,6 +153,22 @@ class _Pods:
             self._add("pod_waits", pod, f"pod {pod} has not started: {status}", number, word)
         elif word in ENDED:
             self._add(ENDED[word], pod, f"pod {pod}: {status}", number, word)
+
+    def _custom(self, row: dict[str, str], pod: str) -> None:
+        """A row of a table with columns of the user's choice."""
+        numbers = {name: int(cell) for name, cell in row.items() if cell.isdecimal() and len(cell) < 7}
+        of_number = _OF_RANK | _OF_NUMBER if self._ordinal_is_rank else _OF_RANK
+        rank = next((number for name, number in numbers.items() if name in of_number), None)
+        if rank is not None and len(self._ranks) < MAX_PODS:
+            self._ranks[pod] = rank
+        self._listed[_job_of(pod)] += 1
+        if "OOMKilled" in row.values():
+            self._end(pod, "OOMKilled", 137)
+
+    def _rank_of(self, pod: str) -> int | None:
+        """The rank of a pod, if the text states it."""
+        ordinal = _ORDINAL.fullmatch(pod) if self._ordinal_is_rank else None
+        return self._ranks.get(pod, int(ordinal[1]) if ordinal else None)
 
     def _describe(self, name: str, value: str, number: int) -> None:
         pod = self._pod or ""
@@ -179,11 +212,11 @@ class _Pods:
         for (kind, pod), event in self._events.items():
             if self._foreign(pod) or (kind == "pod_waits" and pod in self._started):
                 continue
-            yield Piece(ProcessRef(self._ranks.get(pod), pod), "logs", Logs((event,)))
+            yield Piece(ProcessRef(self._rank_of(pod), pod), "logs", Logs((event,)))
         for pod, end in self._ends.items():
             if self._foreign(pod):
                 continue
-            yield Piece(ProcessRef(self._ranks.get(pod), pod, 1), "end", end)
+            yield Piece(ProcessRef(self._rank_of(pod), pod, 1), "end", end)
 
     def _foreign(self, pod: str) -> bool:
         return len(self._listed) > 1 and self._listed[_job_of(pod)] == 1

@@ -78,6 +78,7 @@ OPENING = re.compile(
     r"|phys_state:|PORT_DOWN|[KMG]bits/sec|reject-with|\bhook input priority|\bIN=\S{1,40} OUT=\s"
     r"|[Ll]ink (?:is )?[Dd]own|NIC Link is Up|\bnvidia-nccl-cu\d"
     r"|NCCL INFO NCCL version \d|NCCL version \d[\d.]{1,10}\+cuda|\btorch(?:==| )\d"
+    r"|/sys/class/net/[^/\s]{1,40}/(?:mtu|speed)\b"
     r"|\bethtool (?:-S|--statistics) [a-z]|torch\.__version__|query-gpu=driver_version|\bibstat\b.*\bRate\b",
 )
 _FILE = re.compile(r"\.(?:py|sh|cc|cpp|log|txt|md|ya?ml|json)$")
@@ -91,13 +92,14 @@ _VERSION = re.compile(
 )
 # The command whose answers are bare versions, one a host: `2.5.1+cu124`, `550.54.15`, `(2, 21, 5)`.
 _ASKED = re.compile(r"(torch)\.__version__|query-gpu=(driver)_version|torch\.cuda\.(nccl)\.version")
+_ASKED_PORT = re.compile(r"/sys/class/net/[^/\s]{1,40}/(mtu|speed)\b")  # bare numbers: bytes, Mb/s
 _BARE_VERSION = re.compile(r"\(?(\d{1,3}(?:(?:\.|, )\d{1,4}){1,3}(?:\+[a-z]{2,5}[\d.]{1,8})?)\)?")
 _IBSTAT = re.compile(r"\bibstat(?:us)?(?: (?P<device>[a-z]\w{1,30}))?")
 # `for h in n1 n2 n3; do echo $h; ...`: lines that are one of these names alone
 _LOOP = re.compile(rf"\bfor \w{{1,20}} in ((?:{_NAME} ){{0,64}}?{_NAME}) ?; ?do\b")
 # `ethtool -S IFACE`: counters of frames that a bad cable, transceiver or port corrupts, as drivers name them.
 _COUNTING = re.compile(r"\bethtool (?:-S|--statistics) ([a-z][\w.-]{1,30})")
-_COUNTER = re.compile(r"\s{0,12}([a-z][\w.]{2,60}): {1,4}(\d{1,18})\s*")
+_COUNTER = re.compile(r"(?<![\w.])([a-z][\w.]{2,60}): {1,4}(\d{1,18})(?!\S)")
 _CORRUPTED = re.compile(
     r"(?:crc|symbol|fcs|bad_csum_phy)\w{0,20}err|err\w{0,20}(?:crc|symbol|fcs)|crc_?align|(?:^|_)fcs$"
 )
@@ -175,7 +177,7 @@ def _read_line(reading: _Reading, text: str) -> None:
         reading.counted = counting.pop() if len(counting) == 1 else ""
     if loop := _LOOP.search(text):
         reading.looped = frozenset(filter(_is_host, loop[1].split()))
-    if asked := _ASKED.search(text):
+    if asked := _ASKED.search(text) or _ASKED_PORT.search(text):
         reading.asked = next(name for name in asked.groups() if name)
     if ibstat := _IBSTAT.search(text):
         reading.device = ibstat["device"] or reading.device or "the adapter"
@@ -217,6 +219,11 @@ def _prefix(text: str) -> tuple[tuple[str, ...], str]:
 
 
 def _port(reading: _Reading, host: str | None, text: str) -> None:
+    if reading.asked in ("mtu", "speed") and host is not None and text.strip().isdecimal() and len(text.strip()) < 8:
+        if reading.asked == "mtu":
+            reading.add(host, "port_mtu", text, mtu=text.strip())
+        else:
+            reading.add(host, "port_speed", text, mbit=text.strip())
     if found := _IB_PORT.search(text):
         reading.device = next(name for name in found.groups() if name)
     if found := _SPEED.search(text):
@@ -244,12 +251,14 @@ def _port(reading: _Reading, host: str | None, text: str) -> None:
 
 
 def _counter(reading: _Reading, host: str | None, text: str) -> None:
-    if reading.counted and (found := _COUNTER.fullmatch(text)) and _CORRUPTED.search(found[1]):
-        reading.add(host, "port_counter", text, interface=reading.counted, counter=found[1], value=found[2])
+    if reading.counted and _COUNTER.match(text.strip()):
+        for found in _COUNTER.finditer(text):  # several, if `xargs` joined them
+            if _CORRUPTED.search(found[1]):
+                reading.add(host, "port_counter", text, interface=reading.counted, counter=found[1], value=found[2])
 
 
 def _version(reading: _Reading, host: str | None, text: str) -> None:
-    bare = _BARE_VERSION.fullmatch(text.strip()) if reading.asked else None
+    bare = _BARE_VERSION.fullmatch(text.strip()) if reading.asked not in ("", "mtu", "speed") else None
     if bare and host is not None:
         version = bare[1].replace(", ", ".").partition("+")[0]
         reading.add(host, "software_version", text, package=reading.asked, version=version)

@@ -33,6 +33,7 @@ class LineOrigin:
     group_rank: int | None = None  # in the default group
     gpu: int | None = None  # its PCI address, as NCCL prints it
     launcher: bool = False  # a launcher wrote it, about processes that may not exist
+    about: int | None = None  # PID of the process that the line is about; another process wrote it
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class OriginResolver:
         self.ranks: Counter[int] = Counter()  # lines per named rank
         self.offsets: Counter[int] = Counter()  # global rank minus local rank
         self.processes: dict[tuple[str | None, int], tuple[int, int]] = {}  # (host, PID) -> (world size, rank)
+        self.hosts_of_pid: dict[int, set[str | None]] = {}  # hosts with a rank of this PID
         self.gpus: dict[tuple[str, int], dict[int, set[int]]] = {}  # (host, PCI address) -> world size -> ranks
         self.hosts: Counter[str] = Counter()
         self.failed: set[int] = set()  # ranks in torchelastic's failure tables
@@ -93,6 +95,7 @@ class OriginResolver:
             self.ended = True
         elif kind == "nccl_rank" and line.pid is not None:
             key, size_and_rank = (line.host, line.pid), (int(fields["size"]), int(fields["rank"]))
+            self.hosts_of_pid.setdefault(line.pid, set()).add(line.host)
             self.processes[key] = max(size_and_rank, self.processes.get(key, (0, 0)), key=lambda one: one[0])
             if line.host and "bus" in fields and len(self.gpus) < MAX_GPUS:
                 gpu = self.gpus.setdefault((_short(line.host), int(fields["bus"], 16)), {})
@@ -139,11 +142,11 @@ class OriginResolver:
         """The process behind an origin."""
         if origin.launcher:
             return ProcessRef(None, origin.host, None, run)
-        known = self.processes.get((origin.host, origin.pid)) if origin.pid is not None else None
-        known = known or (self.processes.get((None, origin.pid)) if origin.pid is not None else None)
         rank = origin.rank
-        if rank is None and known is not None:
-            rank = known[1]
+        if rank is None and origin.about is not None:
+            rank = self._rank_of_pid(origin.host, origin.about)
+        if rank is None and origin.pid is not None:
+            rank = self._rank_of_pid(origin.host, origin.pid)
         if rank is None and origin.local is not None:
             rank = origin.local + (self.offsets.most_common(1)[0][0] if self.offsets else 0)
         if rank is None and origin.gpu is not None and origin.host:
@@ -158,6 +161,13 @@ class OriginResolver:
         if (rank, pid) == (None, None) and self.single_writer:
             host, pid = self.path_origin.process.host, self.path_origin.process.pid
         return ProcessRef(rank, host, pid, run)
+
+    def _rank_of_pid(self, host: str | None, pid: int) -> int | None:
+        """The rank of a process, as its framework or NCCL printed it at the start."""
+        if host is None and len(self.hosts_of_pid.get(pid, ())) == 1:
+            (host,) = self.hosts_of_pid[pid]  # no other host has a rank with this PID
+        known = self.processes.get((host, pid)) or self.processes.get((None, pid))
+        return known[1] if known is not None else None
 
     def _rank_on(self, host: str, gpu: int) -> int | None:
         """The rank that uses a GPU, by its largest communicator. None: unknown, or more than one."""

@@ -36,11 +36,12 @@ from hangdoc.redaction.text import redact, redact_identifier, redact_text
 
 MAX_ORIGINS = 20_000
 # Kinds about a host, beside OF_HOST.
-HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait", "port_in_use"})
+HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait", "port_in_use", "file_system_full"})
 _LOGIN = re.compile(rb"(?<![\w.@-])[\w.-]{1,32}@([\w-]{1,63})(?=[ :])")  # of a prompt
 OF_PORT = frozenset({"ib_event", "port_event"})  # kinds about a network port, which all ranks of a host share
 AT_PEER = ("peer", "address", "mac", "lid", "efa")  # fields with an address of a peer
 OF_GPU = frozenset({"xid", "gpu_lost", "gpu_hardware"})  # kinds whose line names a GPU by its PCI address
+OF_PROCESS = OF_GPU | {"host_out_of_memory"}  # kinds whose line names the PID of a process that another one ended
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
 FATAL = "Fatal Python error"
 MAX_CHAIN = 600  # lines of a chain of tracebacks
@@ -153,6 +154,8 @@ class LogCollector:
             return
         if kind in OF_GPU and line.rank is None and "gpu" in fields:
             origin = replace(origin, gpu=pci_address(fields["gpu"]), rank=self._rank_of_gpu(line, fields))
+        if kind in OF_PROCESS and line.rank is None and "pid" in fields:
+            origin = self._about(origin, fields)
         if kind in OF_PORT and line.rank is None and line.host:
             fields |= {"of_host": line.host}  # any of its ranks may report it
         if kind in OF_LAUNCHER and line.rank is None:
@@ -205,6 +208,12 @@ class LogCollector:
         if kind == "exception" and exception is not None and exception.uncaught:
             self._events_of(origin).offer_stack(1, line.at, exception.stacks)
         self._add_event(origin, kind, text, matched, line, fields)
+
+    def _about(self, origin: LineOrigin, fields: Fields) -> LineOrigin:
+        """The origin of a line about another process, with the rank of that process if the text states it."""
+        host, pid = fields.get("host") or origin.host, int((fields["pid"] or "0")[:9])
+        rank = origin.rank if origin.rank is not None else self.placement.rank_of(ProcessRef(None, host, pid))
+        return replace(origin, rank=rank, host=host, about=pid)
 
     def _rank_of_gpu(self, line: Line, fields: Fields) -> int | None:
         """The rank of a GPU, or of the process that used it, by where the text says that the ranks run."""

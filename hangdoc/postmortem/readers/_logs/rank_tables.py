@@ -32,6 +32,7 @@ _FOREIGN = re.compile(
     r"|speed-?up|efficiency|acc(?:uracy)?|f1|bleu|ppl)",
     re.IGNORECASE,
 )
+_GPUS = re.compile(r"#?gpus", re.IGNORECASE)
 _STEP = re.compile(r"(?:global[ _]?)?(?:step|iter(?:ation)?|it|update)s?", re.IGNORECASE)
 _STATISTIC = re.compile(r"(?:min|max|avg|mean|median|std|total|sum|all|spread|skew|ratio|max/min)", re.IGNORECASE)
 _RULE = re.compile(r"[\s|+:=\u2500-\u257f-]{3,}")
@@ -39,7 +40,8 @@ _BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2506\u2551", "|"))
 _WORD = re.compile(r"(?=.{0,60}[A-Za-z])[\w()\[\]%/.#*-]{1,60}(?<![.?!])")
 _NUMBER_CELL = re.compile(r"[-\d.,=%]+")
 _OWNER_CELL = re.compile(
-    r"(?P<rank>rank|proc(?:ess)?|trainer)?(?P<gpu>gpu|cuda)?(?P<short>r)?[ _:#]{0,2}(?P<number>\d{1,6})", re.IGNORECASE
+    r"(?P<rank>rank|proc(?:ess)?|trainer)?(?P<gpu>gpu|cuda)?(?P<short>[rw])?[ _:#]{0,2}(?P<number>\d{1,6})",
+    re.IGNORECASE,
 )
 _HOST_CELL = re.compile(r"[A-Za-z][\w.-]{0,100}")
 _LAYOUTS = ("|", "\t", ",", ";", "  ", " ")
@@ -84,6 +86,9 @@ class RankTables:
         self._last = []
         for layout in _LAYOUTS:
             cells = _cells(text, layout)
+            if len(cells) > 2 and (owners := _numbered_ranks(cells)):
+                self._owners, self._layout, self.heading = owners, layout, heading
+                return True
             if len(cells) < 2 or "per" in cells or any(_NUMBER_CELL.fullmatch(cell) for cell in cells):
                 continue  # figures are in the rows, and a heading says of what they are
             if layout == " " and not all(map(_WORD.fullmatch, cells)):
@@ -96,7 +101,8 @@ class RankTables:
 
     def _by_rows(self, cells: Sequence[str], layout: str) -> bool:
         heads = [_HEAD.fullmatch(cell) for cell in cells]
-        if not any(heads) or any(_FOREIGN.fullmatch(cell) for cell in cells):
+        foreign = [cell for cell in cells if _FOREIGN.fullmatch(cell)]
+        if not any(heads) or (foreign and not (_is_of_hosts(heads) and all(map(_GPUS.fullmatch, foreign)))):
             return False
         if not any(names_a_figure(cell) for cell, head in zip(cells, heads, strict=True) if not head):
             return False
@@ -153,7 +159,7 @@ class RankTables:
     def _owner(self, cell: str) -> Owner | None:
         number = _OWNER_CELL.fullmatch(cell)
         if self._of == HOST:
-            if number and (cell.isdecimal() or number["rank"]):
+            if number and (cell.isdecimal() or number["rank"] or (number["short"] or "").lower() == "w"):
                 return Owner(RANK if number["rank"] else NUMBERED, str(int(number["number"])))
             return Owner(HOST, cell) if _HOST_CELL.fullmatch(cell) else None
         return Owner(self._of, str(int(number["number"]))) if number else None
@@ -181,6 +187,19 @@ class RankTables:
         return kept if len(kept) > 1 else None
 
 
+def _is_of_hosts(heads: Sequence[re.Match[str] | None]) -> bool:
+    """True if the rows are hosts: how many GPUs each of them has is no parameter of a benchmark."""
+    return {head.lastgroup for head in heads if head} == {HOST}
+
+
+def _numbered_ranks(cells: Sequence[str]) -> list[Owner | None]:
+    """The columns below `rank  0  1  2  3`, the head that pandas prints for a transposed table; empty: it is none."""
+    head, numbers = _HEAD.fullmatch(cells[0]), cells[1:]
+    if not head or not head["rank"] or len(numbers) < 2 or list(numbers) != [str(at) for at in range(len(numbers))]:
+        return []
+    return [None, *(Owner(RANK, number) for number in numbers)]
+
+
 def _cells(text: str, layout: str) -> list[str]:
     """The cells of a line in one of the layouts."""
     inner = text.strip(" \t\r\n#")
@@ -199,6 +218,6 @@ def _owner_of(cell: str) -> Owner | None:
     """The owner that the head of a column names."""
     found = _OWNER_CELL.fullmatch(cell)
     if found and not cell.isdecimal():
-        of = RANK if found["rank"] else GPU if found["gpu"] else SHORT if found["short"] else ""
+        of = RANK if found["rank"] else GPU if found["gpu"] else SHORT if found["short"] in ("r", "R") else ""
         return Owner(of, str(int(found["number"]))) if of else None
     return Owner(HOST, cell) if _HOST_CELL.fullmatch(cell) and is_host_name(cell) else None

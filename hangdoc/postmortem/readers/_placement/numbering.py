@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 MAX_LINE = 400  # characters of prose
 _GPU = r"(?:cuda[ _-]?devices?|gpus?|devices?|cards?|accelerators?|gcds?|npus?|xpus?|hpus?)"
-_POD = r"(?:(?:stateful ?set )?pods?|replicas?|containers?|(?:pod )?ordinals?)"
+_POD = r"(?:(?:stateful ?set )?pods?|workers?|replicas?|containers?|(?:pod )?ordinals?)"
 _NUMBER = r"(?:[ _-]?(?:ids?|index|indices|idx|numbers?|no\.?|nr\.?|ordinals?|names?))"
 _SAME = r"(?:==?|is|are|equals?|matches|match|follows?|corresponds? to|maps?(?: 1[:-]1)? to|same as|->|\u2192)"
 _ORDER = r"(?:,|\()? ?(?:ranks? |all |assigned |numbered |placed |mapped ){0,2}in (?:\w{1,12} )?order\b"
-_THINGS = re.compile(r"gpu|cuda|device|card|accelerator|gcd|[nxh]pu|pod|replica|container|ordinal|ind(?:ex|ices)")
+_THINGS = re.compile(
+    r"gpu|cuda|device|card|accelerator|gcd|[nxh]pu|pod|worker|replica|container|ordinal|ind(?:ex|ices)"
+)
 _LOCAL = re.compile(r"(?<![a-z])(?:local|node)[ _-]?(?:rank|id)", re.IGNORECASE)
 _MODULO = re.compile(r" ?(?:%|mod) ?\w")  # `gpu = rank % 8`
 _ONE_HOST = re.compile(
@@ -60,6 +62,10 @@ _OF_CODE = re.compile(  # `torch.cuda.set_device(local_rank)`, `cuda:{LOCAL_RANK
     re.IGNORECASE,
 )
 _OF_POD = _statements(_POD)
+_OF_POD_CODE = re.compile(  # the number of a pod in its environment, as Kubernetes, Volcano and LeaderWorkerSet name it
+    r"\bRANK\b[\"']?(?:, ?value)? ?[:=] ?[\"']?\$[({]{0,2}(?:\w{0,20}_)?(?:COMPLETION_INDEX|POD_INDEX|POD_ORDINAL"
+    r"|ORDINAL|TASK_INDEX|WORKER_INDEX|REPLICA_INDEX)\b|\bRANK ?= ?\$\{(?:HOSTNAME|POD_NAME)##\*-\}"
+)
 _OF_ANY = _statements(r"(?:index|indices)")
 
 
@@ -84,7 +90,7 @@ class RankNumbering:
             lowered
         ):
             return
-        for pattern in (_OF_GPU, _OF_POD, _OF_ANY, _OF_CODE):
+        for pattern in (_OF_POD_CODE, _OF_GPU, _OF_POD, _OF_ANY, _OF_CODE):
             found = pattern.search(text)
             if not found or _NOT.search(text[max(found.start() - 12, 0) : found.end()]):
                 continue
@@ -92,7 +98,7 @@ class RankNumbering:
                 continue
             local = _LOCAL.search(text[max(found.start() - 8, 0) : found.end()]) or _MODULO.match(text, found.end())
             self._local = self._local or local is not None
-            self._gpus = self._gpus or pattern is not _OF_POD
+            self._gpus = self._gpus or pattern not in (_OF_POD, _OF_POD_CODE)
             self._pods = self._pods or pattern not in (_OF_GPU, _OF_CODE)
             return
 

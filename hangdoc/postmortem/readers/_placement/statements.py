@@ -35,7 +35,8 @@ _STRONG_WORDS = (
     r"|host(?:name)?|nodes?|machine|server|box|pod|ip|with"
 )
 _WEAK_WORDS = (
-    r"and|the|in|of|as|its?|that|their|there|here|which|worker|process(?:es)?|one|first|second|third|last|other"
+    r"and|the|in|of|as|it(?:'?s)?|that(?:'s)?|their|there|here|which|worker|process(?:es)?|one|first|second|third"
+    r"|last|other"
 )
 _LINK = re.compile(rf"(?:[\s:=()\[\]|/>,~@\"'\u2192-]|\b(?:{_STRONG_WORDS}|{_WEAK_WORDS})\b){{0,60}}", re.IGNORECASE)
 _STRONG = re.compile(rf"\b(?:{_STRONG_WORDS})\b|=|->|\u2192|@", re.IGNORECASE)

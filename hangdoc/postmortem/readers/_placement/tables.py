@@ -15,8 +15,9 @@ MAX_CELLS = 12
 MAX_LINE = 300  # characters
 _COLUMNS = {
     "rank": "rank", "global rank": "rank", "global_rank": "rank", "world_rank": "rank", "procid": "rank",
-    "slurm_procid": "rank", "host": "host", "hostname": "host", "node": "host", "nodename": "host", "machine": "host",
-    "pod": "host", "server": "host", "pid": "pid", "gpu": "gpu", "cuda": "gpu", "device": "gpu", "local": "local",
+    "slurm_procid": "rank", "globalid": "rank", "host": "host", "hostname": "host", "node": "host",
+    "nodename": "host", "machine": "host", "pod": "host", "server": "host", "pid": "pid",
+    "gpu": "gpu", "cuda": "gpu", "device": "gpu", "local": "local",
     "local rank": "local", "local_rank": "local", "localid": "local", "localrank": "local", "node_rank": "node",
     "node rank": "node",
 }  # fmt: skip

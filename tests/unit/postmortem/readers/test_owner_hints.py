@@ -9,6 +9,7 @@ from hangdoc.postmortem.readers._owner_hints import (
     MAX_COMPANIONS,
     HostContext,
     OwnerHints,
+    examined_rank,
     host_in_front,
     listed_numbers,
 )
@@ -83,3 +84,18 @@ def test_process_of_a_dump(text: str) -> None:
 )
 def test_listed_numbers(text: str, numbers: tuple[int, ...]) -> None:
     assert listed_numbers(text, MAX_COMPANIONS) == numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "rank"),
+    [
+        ("0 and 1 wait. py-spy on rank 2 says `active+gil` every time. gdb on it:", 2),
+        ("only rank 5 never got there, so I attached gdb to it:", 5),
+        ("`gdb -p 77 -batch` for rank 1:", 1),
+        ("py-spy on rank 3 fails, so here is rank 0 from gdb:", None),
+        ("ranks 0-3 in gdb:", None),
+        ("rank 2 is late, no idea why", None),
+    ],
+)
+def test_rank_on_which_a_debugger_was_used(text: str, rank: int | None) -> None:
+    assert examined_rank(text) == rank

@@ -1,0 +1,167 @@
+"""Puts the host in front of each line of its output, where a tool ran a command on many hosts and names them above it.
+
+Ansible prints `n3 | CHANGED | rc=0 >>` above the output of a host (ansible: plugins/callback/minimal.py), parallel-ssh
+`[1] 10:00:02 [SUCCESS] n3` (pssh: psshlib/task.py), `clush -b` and `dshbak -c` a set of hosts between two rulers. A
+loop of the shell prints what its `echo` says. With `n3 | ` in front, every reader knows whose line it is. Longer
+outputs, and those that name ranks, are left as they are: their readers know the headings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hangdoc.postmortem.readers._cleaning import TextLine
+from hangdoc.postmortem.readers._owner_hints import NAME, is_host_name, listed_numbers, prompt_of
+
+MAX_LINE = 400  # characters
+MAX_SECTION = 8  # lines below one heading: a value or a few, and no report
+MAX_HOSTS = 64  # of one heading, or of a loop
+MAX_ADDED = 2_000  # lines of a text that several hosts have in common
+LEAST_HOSTS = 2
+
+_ANSIBLE = re.compile(
+    rf"\s{{0,4}}({NAME}) \| (?:CHANGED|SUCCESS|FAILED!?|UNREACHABLE!?)(?: \| rc=-?\d{{1,3}})? (?:>>|\(stdout\))\s*"
+)
+_PSSH = re.compile(
+    rf"\s{{0,4}}\[\d{{1,5}}\] \d\d:\d\d:\d\d \[(?:SUCCESS|FAILURE)\] (?:[\w.-]{{1,32}}@)?({NAME})(?: .{{0,80}})?"
+)
+_OF_RANK = re.compile(r"(?<![A-Za-z])RANK[ =:]|(?<![A-Za-z])rank[ _=:]{0,2}\d|\[rank")
+_RULER = re.compile(r"-{4,}\s*")
+_SET = re.compile(r"([A-Za-z][\w.,\[\]-]{0,300}?)(?: \(\d{1,5}\))?\s*")
+_FOLDED = re.compile(r"([\w.-]{1,100})\[([\d,-]{1,200})\]([\w.-]{0,100})")
+_LOOP = re.compile(r"\bfor (?P<name>\w{1,20}) in (?P<values>[^;\n]{1,1000}?) ?; ?do\b(?P<body>.{1,2000})")
+_LABELS = re.compile(r"\b(?:pdsh|clush|dsh|pssh|parallel-ssh)\b .{0,400}[^:]\s*")  # commands whose output has labels
+_LABEL = re.compile(rf"({NAME}): ")
+_ELSEWHERE = re.compile(r"\b(?:ssh|rsh|kubectl|oc|docker|podman|srun|hostname|salt)\b")
+_BRACES = re.compile(r"([\w.-]{0,100})\{(\d{1,6})\.\.(\d{1,6})\}([\w.-]{0,100})|\$\(seq (?:-w )?(\d{1,6}) (\d{1,6})\)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """The lines `start` to `end` (exclusive) of these hosts, and whether the first one has the name in front."""
+
+    hosts: tuple[str, ...]
+    start: int
+    end: int
+    named: bool = False
+
+
+def with_hosts(lines: Sequence[TextLine]) -> list[TextLine]:
+    """The lines, with `n3 | ` in front of those that a tool printed for the host n3."""
+    sections = list(_sections(lines))
+    if len({host for section in sections for host in section.hosts}) < LEAST_HOSTS:
+        return list(lines)
+    found: list[TextLine] = []
+    at = added = 0
+    for section in sections:
+        found += lines[at : section.start]
+        own = [line for line in lines[section.start : section.end] if line.text.strip()]
+        added += len(own) * (len(section.hosts) - 1)
+        if len(own) > MAX_SECTION or any(_OF_RANK.search(line.text) for line in own) or added > MAX_ADDED:
+            found += lines[section.start : section.end]
+        else:
+            found += [_of_host(host, line, section.named) for host in section.hosts for line in own]
+        at = section.end
+    return [*found, *lines[at:]]
+
+
+def _of_host(host: str, line: TextLine, named: bool) -> TextLine:
+    text = line.text.strip()
+    if named and text.startswith(host):
+        text = text[len(host) :].lstrip(" \t:|,=>-")
+    return replace(line, text=f"{host} | {text}") if text else line
+
+
+def _sections(lines: Sequence[TextLine]) -> Iterator[_Section]:
+    looped: frozenset[str] | None = frozenset()  # None: labels in front are hosts
+    at = 0
+    while at < len(lines):
+        text = lines[at].text
+        if len(text) > MAX_LINE and " in " not in text:
+            at += 1
+            continue
+        if loop := _LOOP.search(text[: 4 * MAX_LINE]):
+            looped = _names(loop)
+            at += 1
+            continue
+        if (prompt := prompt_of(text)) and _LABELS.search(prompt.command):
+            looped, at = None, at + 1
+            continue
+        hosts, start, named = _heading(lines, at, looped)
+        if not hosts:
+            looped = frozenset() if prompt else looped
+            at += 1
+            continue
+        end = _end(lines, max(start, at + 1), looped)
+        if end > start:
+            yield _Section(hosts, start, end, named)
+        at = max(end, at + 1)
+
+
+def _heading(lines: Sequence[TextLine], at: int, looped: frozenset[str] | None) -> tuple[tuple[str, ...], int, bool]:
+    """The hosts that a line names, where their output begins, and whether it begins behind the name."""
+    text = lines[at].text
+    if one := _ANSIBLE.fullmatch(text) or _PSSH.fullmatch(text):
+        return (one[1],), at + 1, False
+    if _RULER.fullmatch(text) and at + 2 < len(lines) and _RULER.fullmatch(lines[at + 2].text):
+        named = _SET.fullmatch(lines[at + 1].text)
+        return (_expanded(named[1]) if named else ()), at + 3, False
+    if host := _in_front(text, looped):
+        alone = text.strip().strip(":=-# ") == host
+        return (host,), at + alone, not alone
+    return (), at, False
+
+
+def _in_front(text: str, looped: frozenset[str] | None) -> str | None:
+    """The host with which a line begins: one of a loop, or a label."""
+    if looped is None:
+        label = _LABEL.match(text.strip())
+        return label[1] if label and is_host_name(label[1]) else None
+    first = re.split(r"[\s:|,=>]", text.strip().lstrip("=-# "), maxsplit=1)[0]
+    return first if first in looped else None
+
+
+def _end(lines: Sequence[TextLine], start: int, looped: frozenset[str] | None) -> int:
+    """The end of the output that begins on a line: the next heading, prompt or blank line."""
+    for at in range(start, min(len(lines), start + MAX_SECTION + 1)):
+        text = lines[at].text
+        if not text.strip() or prompt_of(text) or _heading(lines, at, looped)[0]:
+            return at
+    return min(len(lines), start + MAX_SECTION + 1)
+
+
+def _names(loop: re.Match[str]) -> frozenset[str]:
+    """The hosts over which a loop runs a command: its values, with what its commands put around them."""
+    if not _ELSEWHERE.search(loop["body"]):
+        return frozenset()
+    values = [one for word in loop["values"].split() for one in _spread(word)]
+    if seq := _BRACES.fullmatch(loop["values"].strip()):
+        values = list(_spread(seq[0]))
+    variable = re.compile(rf"([A-Za-z][\w.-]{{0,60}})?\$(?:\{{{loop['name']}\}}|{loop['name']}\b)([\w-]{{0,60}})")
+    around = {(found[1] or "", found[2]) for found in variable.finditer(loop["body"])}
+    names = {f"{before}{value}{behind}" for before, behind in sorted(around)[:8] for value in values[:MAX_HOSTS]}
+    return frozenset(name for name in names if re.fullmatch(NAME, name) and re.search("[A-Za-z]", name))
+
+
+def _spread(word: str) -> Iterator[str]:
+    """`n{1..3}` as n1, n2, n3."""
+    found = _BRACES.fullmatch(word)
+    if found is None:
+        yield word
+        return
+    first, last = found[2] or found[5], found[3] or found[6]
+    for number in range(int(first), min(int(last), int(first) + MAX_HOSTS - 1) + 1):
+        yield f"{found[1] or ''}{number:0{len(first)}d}{found[4] or ''}"
+
+
+def _expanded(names: str) -> tuple[str, ...]:
+    """The hosts in `nd[1-4,6],gx2`; empty: there are too many, or they are no names."""
+    found: list[str] = []
+    for part in re.findall(r"[\w.-]{1,100}(?:\[[\d,-]{1,200}\][\w.-]{0,100})?", names):
+        folded = _FOLDED.fullmatch(part)
+        width = len(re.split("[,-]", folded[2])[0]) if folded else 0
+        numbers = listed_numbers(folded[2], MAX_HOSTS) if folded else ()
+        found += [f"{folded[1]}{one:0{width}d}{folded[3]}" for one in numbers] if folded else [part]
+    return tuple(found) if len(found) <= MAX_HOSTS and all(re.fullmatch(NAME, one) for one in found) else ()
