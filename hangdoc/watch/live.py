@@ -36,6 +36,7 @@ WINDOW_S = 9.0  # of history before a job is reported as healthy or slow
 SILENCE_S = 2.0  # without a byte between ranks, and
 SILENCES = 2.0  # times the longest silence that ended by itself, are no longer calm
 SETTLED_S = 30.0  # an idle job counts as calm after its status has not changed for this long
+PAUSES = 2.0  # times the longest pause that ended by itself are no usual pause
 INSPECT_S = 60.0  # a job that is quiet for this long is inspected, even if it was quiet for longer before
 FIRM_UP_S = 20.0  # after a verdict that is not certain, the job is judged again; then after twice as long each time
 CHECK_S = 10.0  # between two checks for new ranks, and
@@ -282,7 +283,7 @@ class Live:
             watched.step_s = min(period_s, watched.step_s or period_s)
         if verdict.status == watched.state:
             return
-        if verdict.status == "unknown" and not facts.job.stall.idle:  # it may be starting or ending
+        if verdict.status == "unknown" and not _is_longer_than_before(facts, watched):
             return
         if verdict.status == "failed" and self.is_ordered():
             return
@@ -358,6 +359,12 @@ def _patience_s(facts: Facts, watched: WatchedJob) -> float:
     if facts.job.exit.fault or facts.job.network.dead_links:
         return SHORT_PATIENCE_S
     return max(INTERNAL_PATIENCE_S if facts.job.stall.internal else PATIENCE_S, 2 * watched.rhythm_s)
+
+
+def _is_longer_than_before(facts: Facts, watched: WatchedJob) -> bool:
+    """True if the job is idle, for longer than in any pause that ended by itself. Else it may be starting or ending."""
+    seconds = facts.job.stall.seconds or 0.0
+    return facts.job.stall.idle and seconds >= PAUSES * max(watched.rhythm_s, watched.lull_s)
 
 
 def _listen(facts: Facts, watched: WatchedJob) -> None:

@@ -138,6 +138,11 @@ class Judge:
 OVER = Look(alive=False)
 
 
+def idle(*seconds: float) -> list[Look]:
+    """One rank waits for something outside the job; nobody knows after 30 s whether that will come."""
+    return [Look("unknown" if passed >= 30 else "healthy", idle=True, seconds=passed) for passed in seconds]
+
+
 @pytest.mark.parametrize(
     ("looks", "events"),
     [
@@ -175,6 +180,10 @@ OVER = Look(alive=False)
         # a rank is stopped; the job stands before its stall is seen
         ([Look(), Look("stalled", cause="high", still=False)], ["healthy", "stall", "verdict stalled"]),
         ([Look(), Look("unknown", idle=True)], ["healthy", "verdict unknown"]),
+        (  # as long a pause as before is no news, a longer one is
+            [Look(), *idle(5, 15, 25, 35), Look(), *idle(5, 15, 25, 35), Look(), *idle(35, 65, 95), Look()],
+            ["healthy", "verdict unknown", "healthy", "verdict unknown", "healthy"],
+        ),
         ([Look(), Look("unknown"), Look()], ["healthy"]),  # its launcher has just started its ranks
     ],
 )
