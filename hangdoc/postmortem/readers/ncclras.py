@@ -191,7 +191,13 @@ class _Parser:
         if self._open and (self._size is not None or self._found or self._dead):
             dead = set(self._dead)
             communicators = tuple(
-                Communicator(name, one["size"] or max(one["counted"].values(), default=None), _ranks(one["ranks"]), _ranks(one["missing"], dead), one["most"])
+                Communicator(
+                    name,
+                    one["size"] or max(one["counted"].values(), default=None),
+                    _ranks(one["ranks"]),
+                    _ranks(one["missing"], dead),
+                    one["most"],
+                )
                 for name, one in self._found.items()
             )
             self.pieces.append(Piece(ProcessRef(), "ras", Ras(communicators, tuple(self._dead), self._size)))
