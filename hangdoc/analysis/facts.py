@@ -56,6 +56,7 @@ from hangdoc.analysis.logs.measured_bandwidth import BandwidthJob
 from hangdoc.analysis.logs.notices import NoticesFacts, NoticesJob
 from hangdoc.analysis.logs.preparations import PreparationFacts, PreparationJob
 from hangdoc.analysis.logs.printed_values import PrintedFacts, PrintedJob
+from hangdoc.analysis.logs.recompiles import RecompilesFacts, RecompilesJob
 from hangdoc.analysis.logs.reported_ports import PortsJob
 from hangdoc.analysis.logs.reported_versions import VersionsFacts, VersionsJob
 from hangdoc.analysis.logs.tables import TablesFacts, TablesJob
@@ -100,6 +101,7 @@ class JobFacts:
     notices: NoticesJob
     arrivals: ArrivalsJob
     launches: LaunchesJob
+    recompiles: RecompilesJob
     transport: TransportJob
     preparations: PreparationJob
     ports: PortsJob
@@ -167,6 +169,7 @@ class RankFacts:
     logs: LogsFacts
     notices: NoticesFacts
     preparations: PreparationFacts
+    recompiles: RecompilesFacts
     versions: VersionsFacts
     printed: PrintedFacts
     figures: FiguresFacts

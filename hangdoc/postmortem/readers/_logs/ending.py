@@ -15,6 +15,7 @@ from hangdoc.postmortem.readers._logs.alone import AloneLines
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin
 from hangdoc.postmortem.readers._logs.local_values import LocalValue, LocalValues
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
+from hangdoc.postmortem.readers._logs.step_times import StepPace, StepTimes
 from hangdoc.redaction.text import redact_text
 
 MAX_BYTES = 512 * 2**10  # searched at the end of a file
@@ -179,6 +180,7 @@ class Ending:
     errors: tuple[tuple[LineOrigin, ErrorLine], ...]
     printed: tuple[tuple[LineOrigin, PrintedValue], ...]
     alone: AloneLines | None = None  # processes of no known rank that each started alone; None: none, or one
+    pace: StepPace | None = None  # of steps with and without a recompilation; None: there are none of either
 
 
 def read_ending(
@@ -191,7 +193,7 @@ def read_ending(
     texts = tail[-(MAX_BYTES_OF_ONE if one else MAX_BYTES) :].decode("utf-8", "replace").split("\n")[-MAX_LINES:]
     first = lines - len(texts) + (1 if texts and texts[-1] else 2)
     counted = len(texts) - MAX_LINES_OF_ONE if one else 0
-    alone, local = AloneLines(), LocalValues()
+    alone, local, steps = AloneLines(), LocalValues(), StepTimes()
 
     def keep(value: PrintedValue, line: Line | None) -> None:
         if len(printed) < MAX_COUNTERS and (value.rank is not None or line is not None):
@@ -205,6 +207,7 @@ def read_ending(
         number = max(first, 1) + place
         if not one:
             alone.feed(raw, number)
+            steps.feed(raw, number)
             for shown_value in local.feed(raw, number, _step_in(raw[:MAX_STEP_TEXT])):
                 keep(_of_local(shown_value, raw), None)
         if not (_MAYBE if place >= counted else _MAYBE_ERROR).search(raw) or (number == first > 1):  # it may be cut
@@ -229,7 +232,7 @@ def read_ending(
         for (origin, _, _), value in printed.items()
     )
     last = tuple((origin, counter) for (origin, _), counter in shown.items())
-    return Ending(last, tuple(errors), values, alone if alone.proved else None)
+    return Ending(last, tuple(errors), values, alone if alone.proved else None, steps.pace)
 
 
 def _counting(line: Line, origin_of: Callable[[Line], LineOrigin]) -> LineOrigin:
