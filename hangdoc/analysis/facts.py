@@ -53,6 +53,7 @@ from hangdoc.analysis.logs.hardware_figures import HardwareFacts, HardwareJob
 from hangdoc.analysis.logs.launches import LaunchesJob
 from hangdoc.analysis.logs.logs import LogsFacts, LogsJob
 from hangdoc.analysis.logs.measured_bandwidth import BandwidthJob
+from hangdoc.analysis.logs.members import MembersJob
 from hangdoc.analysis.logs.notices import NoticesFacts, NoticesJob
 from hangdoc.analysis.logs.preparations import PreparationFacts, PreparationJob
 from hangdoc.analysis.logs.printed_values import PrintedFacts, PrintedJob
@@ -101,6 +102,7 @@ class JobFacts:
     notices: NoticesJob
     arrivals: ArrivalsJob
     launches: LaunchesJob
+    members: MembersJob
     recompiles: RecompilesJob
     transport: TransportJob
     preparations: PreparationJob

@@ -6,6 +6,7 @@ had compiled the function several times before, and if the steps with one take m
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key
@@ -13,6 +14,7 @@ from hangdoc.analysis.logs.log_events import JobLogs, job_logs, number
 from hangdoc.analysis.thresholds import RECOMPILATIONS, RECOMPILING_COUNTED, RECOMPILING_SLOWS
 from hangdoc.evidence.logs import LogEvent
 
+_NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?(?:e[+-]?\d{1,2})?")
 KIND, PACE = "recompiled", "step_pace"
 
 
@@ -58,7 +60,7 @@ class RecompilesDetector(Detector[RecompilesFacts, RecompilesJob]):
 def _again(events: list[LogEvent]) -> bool:
     """True if functions were compiled again that had been compiled several times."""
     late = {
-        (event.fields.get("frame"), event.fields["count"])
+        (event.fields.get("frame"), event.fields.get("count"))
         for event in events
         if (number(event, "count") or 0) >= RECOMPILATIONS
     }
@@ -68,10 +70,15 @@ def _again(events: list[LogEvent]) -> bool:
 def _pace(logs: JobLogs) -> tuple[float | None, float | None]:
     """Median seconds of the usual steps, and of those with a recompilation, if they are much longer."""
     for event in logs.all(PACE):
-        usual, slow = float(event.fields["usual_s"]), float(event.fields["recompiling_s"])
-        if slow >= RECOMPILING_SLOWS * usual:
+        usual, slow = _seconds(event, "usual_s"), _seconds(event, "recompiling_s")
+        if usual is not None and slow is not None and slow >= RECOMPILING_SLOWS * usual:
             return usual, slow
     return None, None
+
+
+def _seconds(event: LogEvent, name: str) -> float | None:
+    value = event.fields.get(name, "")
+    return float(value) if _NUMBER.fullmatch(value) else None
 
 
 ANALYSIS = RecompilesDetector()

@@ -57,7 +57,7 @@ LENGTH = "length"  # unit of such a number
 _MAYBE = re.compile(
     r"%\||step|loader|dataset|sampler|iter|batch|update|epoch|Error|Exception"
     r"|loss|stop|exit|finished|bye|training|reached|all done"
-    r"|nan\b|grad|\bgn\b|_gn\b|rank|\|g|val|eval|fwd|forward|compute|norm|sha|sum|hash|md5|world.?size|replica|num_processes|checkpoint",
+    r"|nan\b|grad|\bgn\b|_gn\b|\|g|val|eval|fwd|forward|compute|norm|sha|sum|hash|md5|world.?size|replica|num_processes|checkpoint",
     re.IGNORECASE,
 )
 # What replicas have in common: `pnorm 1832.4`, `weights sha1 9be1c4`, `model checksum: ...`
