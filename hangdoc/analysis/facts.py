@@ -54,9 +54,11 @@ from hangdoc.analysis.logs.headcounts import HeadcountsJob
 from hangdoc.analysis.logs.launches import LaunchesJob
 from hangdoc.analysis.logs.logs import LogsFacts, LogsJob
 from hangdoc.analysis.logs.measured_bandwidth import BandwidthJob
+from hangdoc.analysis.logs.members import MembersJob
 from hangdoc.analysis.logs.notices import NoticesFacts, NoticesJob
 from hangdoc.analysis.logs.preparations import PreparationFacts, PreparationJob
 from hangdoc.analysis.logs.printed_values import PrintedFacts, PrintedJob
+from hangdoc.analysis.logs.recompiles import RecompilesFacts, RecompilesJob
 from hangdoc.analysis.logs.reported_ports import PortsJob
 from hangdoc.analysis.logs.reported_versions import VersionsFacts, VersionsJob
 from hangdoc.analysis.logs.tables import TablesFacts, TablesJob
@@ -102,6 +104,8 @@ class JobFacts:
     arrivals: ArrivalsJob
     launches: LaunchesJob
     headcounts: HeadcountsJob
+    members: MembersJob
+    recompiles: RecompilesJob
     transport: TransportJob
     preparations: PreparationJob
     ports: PortsJob
@@ -169,6 +173,7 @@ class RankFacts:
     logs: LogsFacts
     notices: NoticesFacts
     preparations: PreparationFacts
+    recompiles: RecompilesFacts
     versions: VersionsFacts
     printed: PrintedFacts
     figures: FiguresFacts

@@ -131,6 +131,9 @@ RECOMPILING_COUNTED = Threshold(
     2, "iterations with a compilation", "chosen: if torch counts RECOMPILATIONS; one step may outlast the window"
 )
 RECOMPILATIONS = Threshold(3, "earlier compilations", "chosen: as torch counts them; dynamic shapes need two")
+RECOMPILING_SLOWS = Threshold(
+    3, "times a usual step", "chosen: a guard that fails costs little, a compilation seconds to minutes"
+)
 MANY_COMPILATIONS = Threshold(4, "iterations", "one more than RECOMPILING")
 
 # --- pace -----------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from hangdoc.evidence import limits
 from hangdoc.evidence.logs import LogEvent
 
 KIND, COUNTED = "announced", "workers_counted"
+MISSING = ("clients_missing", "barrier_of_store")  # how many had joined when the wait ended
 # What a job prints once all ranks have come, or a rank that has failed.
 COME = TIMEOUTS | {"progress", "work_status", "dump_signal", "joined", "failed", "failure", "all_come"}
 
@@ -47,13 +48,15 @@ class ArrivalsDetector(Detector[object, ArrivalsJob]):
                 and limits.valid_world_size(expected)
             ):
                 return {}, ArrivalsJob((), joined, expected, counted[-1].text, counted[-1].text)
-        announced = list(logs.all(KIND))
+        announced = [event for event in logs.all(KIND) if _is_certain(event, logs)]
         size = max((at for event in announced if (at := number(event, "size")) is not None), default=logs.named)
         if limits.valid_world_size(size) is None or size is None or _went_on(logs):
             return {}, ArrivalsJob()
         here = {rank for event in announced if (rank := _rank_in(event, size)) is not None}
         absent = limits.absent_ranks(size, {*here, *logs.keys})
-        if len(here) < REPORTERS or not 0 < len(absent) <= FEW_ABSENT * len(here):
+        counts = {number(event, "joined") for event in logs.all(*MISSING)}
+        few = len(absent) <= FEW_ABSENT * len(here) or len(here) in counts
+        if len(here) < REPORTERS or not absent or not few:
             return {}, ArrivalsJob()
         return {}, ArrivalsJob(tuple(map(Suspect, absent)), len(here), size, announced[-1].text)
 
@@ -62,6 +65,12 @@ def _went_on(logs: JobLogs) -> bool:
     """True if a line shows that all ranks had come, or that a rank failed by itself."""
     raised = (event for event in logs.all("exception") if not caused_by_peer(event))
     return any(True for _ in logs.all(*COME)) or any(True for _ in raised)
+
+
+def _is_certain(event: LogEvent, logs: JobLogs) -> bool:
+    """True unless the line has two numbers that may be anything, and no other line has the same number of ranks."""
+    sizes = {logs.named, *(number(other, "expected") for other in logs.all(*MISSING))}
+    return "loose" not in event.fields or number(event, "size") in sizes
 
 
 def _rank_in(event: LogEvent, size: int) -> int | None:

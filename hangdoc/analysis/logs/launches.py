@@ -20,6 +20,7 @@ KIND = "launch_setting"
 MAX_SUSPECTS = 16
 SHARED = ("master_port", "master_addr", "rdzv_endpoint", "world_size", "nnodes", "rdzv_id", "rdzv_backend")
 SIZES = ("nnodes", "world_size")
+STATIC = "static"  # the rendezvous that uses the number of the host
 ALONE = "1"  # number of hosts or ranks of a job that does not wait for others
 _NUMERIC = re.compile(r"[\d.]+|\[?[\da-fA-F:]*:[\da-fA-F:]*\]?")
 _LOCAL = re.compile(r"localhost$|127\.|0\.0\.0\.0$|::1$")
@@ -48,6 +49,8 @@ class LaunchesDetector(Detector[object, LaunchesJob]):
             return {}, LaunchesJob()
         if len({fields["script"] for fields in by_owner.values() if "script" in fields}) > 1:
             return {}, LaunchesJob()
+        if all(one.get("nnodes") == ALONE for one in by_owner.values()) and not _one_store(by_owner):
+            return {}, LaunchesJob()  # jobs of one host each
         found = next(_differences(by_owner), None) or _own_numbers(by_owner) or _own_store(by_owner)
         return {}, found or LaunchesJob()
 
@@ -58,7 +61,11 @@ def _differences(by_owner: Mapping[str, Settings]) -> Iterator[LaunchesJob]:
     for name in SHARED:
         values = {owner: value for owner, one in by_owner.items() if (value := _value(name, one)) is not None}
         counts = Counter(values.values()).most_common()
-        if len(counts) < 2 or not alike or (name in SIZES and ALONE in values.values()):
+        if len(counts) < 2 or not alike or (name in SIZES and ALONE in values.values() and not _one_store(by_owner)):
+            continue
+        if name == "master_addr" and (server := _server(by_owner)) in values:
+            odd = [owner for owner, value in values.items() if value != values[server]]
+            yield LaunchesJob(_sides(name, values, odd), _suspects(odd), True)
             continue
         if len(counts) == len(values) > 2:
             continue  # it differs everywhere: each has its own job
@@ -80,6 +87,51 @@ def _value(name: str, settings: Settings) -> str | None:
     return address.partition(".")[0] + (port[0] if port else "")
 
 
+def _one_store(by_owner: Mapping[str, Settings]) -> bool:
+    """True if all launches name one address of a store that is not local, and numbers of hosts of their own."""
+    addresses = {one.get("master_addr") or one.get("rdzv_endpoint", "") for one in by_owner.values()}
+    numbers = [one.get("node_rank") for one in by_owner.values()]
+    local = any(not address or _LOCAL.match(address) for address in addresses)
+    return len(addresses) == 1 and not local and None not in numbers and len(set(numbers)) == len(numbers)
+
+
+def _server(by_owner: Mapping[str, Settings]) -> str:
+    """The host that serves the store: it alone is number 0 of several, and the address is its own. Empty: not known."""
+    numbers = Counter(one["node_rank"] for one in by_owner.values() if "node_rank" in one)
+    first = [owner for owner, one in by_owner.items() if one.get("node_rank") == "0"]
+    if len(numbers) < 2 or max(numbers.values()) > 1 or len(first) != 1:
+        return ""
+    return first[0] if _serves(first[0], by_owner[first[0]]) else ""
+
+
+def _serves(owner: str, settings: Settings) -> bool:
+    """True if the address of the store is that of this host, as far as the text names it."""
+    address = settings.get("master_addr") or _PORT.sub("", settings.get("rdzv_endpoint", ""))
+    named = not _NUMERIC.fullmatch(address) and address.partition(".")[0] == owner.partition(".")[0]
+    return bool(address) and (named or address in (owner, settings.get("address")))
+
+
+def _twice(name: str, number: str, owners: Sequence[str], by_owner: Mapping[str, Settings]) -> LaunchesJob:
+    """Launches with the same number: of the host that serves the store it is right, if it is 0."""
+    servers = [owner for owner in owners if _serves(owner, by_owner[owner])]
+    text = f"{name} {number} on {' and '.join(owners[:4])}"
+    if name != "node_rank" or len(servers) != 1:
+        return LaunchesJob(text)
+    odd = [owner for owner in owners if (owner in servers) != (number == "0")]
+    return LaunchesJob(f"{text}, of which {servers[0]} serves the store", _suspects(odd), True)
+
+
+def _literal(name: str, size: str, owners: Sequence[str], by_owner: Mapping[str, Settings]) -> bool:
+    """True if all launches have one number because somebody typed it on each of several machines.
+
+    A template has it too, and a rendezvous by etcd or c10d ignores it (torch/distributed/run.py).
+    """
+    launches = [by_owner[owner] for owner in owners]
+    several = all((parse_count(one.get(size)) or 0) > 1 for one in launches)
+    dynamic = any(one.get("rdzv_backend", STATIC) != STATIC for one in launches)
+    return name == "node_rank" and several and not dynamic and all("machine" in one for one in launches)
+
+
 def _own_numbers(by_owner: Mapping[str, Settings]) -> LaunchesJob | None:
     """The same number of a host or rank twice, or one beyond the size."""
     for name, size in (("node_rank", "nnodes"), ("rank", "world_size")):
@@ -91,9 +143,9 @@ def _own_numbers(by_owner: Mapping[str, Settings]) -> LaunchesJob | None:
             if number is not None and most is not None and number >= most > 1:
                 return LaunchesJob(f"{name} {number} on {owner}, of {size} {most}", _suspects([owner]), True)
         twice = next(((number, found) for number, found in owners.items() if len(found) > 1), None)
-        # All alike: the lines are of a template, and the number comes from elsewhere.
-        if twice and len(owners) > 1:
-            return LaunchesJob(f"{name} {twice[0]} on {' and '.join(twice[1][:4])}")
+        # All alike: the lines may be of a template, and the number comes from elsewhere.
+        if twice and (len(owners) > 1 or _literal(name, size, twice[1], by_owner)):
+            return _twice(name, *twice, by_owner)
     return None
 
 

@@ -105,10 +105,10 @@ def _slow(logs: JobLogs) -> dict[Key, str]:
 
 
 def _nonfinite(logs: JobLogs) -> dict[Key, str]:
-    """Ranks whose loss, or norm of gradients, became nan or infinite and stayed so, while most ranks printed numbers.
+    """Ranks whose loss, or norm of gradients, became nan or infinite first and stayed so, while most printed numbers.
 
     Losses that a scaler skips are infinite for a step or two. What all ranks have in common is nan on all of them: so
-    several others must have printed a number at that step, or later, and never anything else.
+    several others must have printed a number at that step, or later. A reduction then spreads it to them.
     """
     ranked = set(logs.keys.values())
     found: dict[str, dict[Key, dict[str, LogEvent]]] = defaultdict(lambda: defaultdict(dict))
@@ -123,19 +123,21 @@ def _nonfinite(logs: JobLogs) -> dict[Key, str]:
             for key, event in bad.items()
             if FINITE not in by_rank[key] or _is_after(event, by_rank[key][FINITE])
         }
-        fine = [seen[FINITE] for key, seen in by_rank.items() if key not in bad]
-        shown = [one for one in fine if all(_is_after(one, event) for event in lasting.values())]
-        if lasting and len(shown) + len(bad) >= COMPARABLE_RANKS and len(shown) > len(bad):
-            return {key: f"{name} {event.fields.get('value', '')}{_step_text(event)}" for key, event in lasting.items()}
+        first = {key: one for key, one in lasting.items() if all(_is_after(other, one) for other in lasting.values())}
+        others = [seen[FINITE] for key, seen in by_rank.items() if key not in first and FINITE in seen]
+        shown = [one for one in others if all(_is_after(one, event) for event in first.values())]
+        unclear = sum(key not in first for key in bad) + len(first) - len(shown)
+        if first and len(shown) + len(first) >= COMPARABLE_RANKS and len(shown) > len(first) and unclear < len(shown):
+            return {key: f"{name} {event.fields.get('value', '')}{_step_text(event)}" for key, event in first.items()}
     return {}
 
 
 def _is_after(one: LogEvent, other: LogEvent) -> bool:
-    """True if a line is of the step of another one, or of a later one; without steps, if it is below it."""
+    """True if a line is of the step of another one, or of a later one; without steps, if it is not above it."""
     at, before = number(one, "step"), number(other, "step")
     if at is not None and before is not None:
         return at >= before
-    return at is None and before is None and one.line > other.line
+    return at is None and before is None and one.line >= other.line
 
 
 def _step_text(event: LogEvent) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hangdoc.postmortem.readers._cleaning import TextLine
+from hangdoc.postmortem.readers._input_file import rank_in_name
 from hangdoc.postmortem.readers._owner_hints import OwnerHints, prompt_of
 
 MAX_HEADING = 120  # characters
@@ -34,6 +35,8 @@ _LOGGED = re.compile(
     r"|\d\d:\d\d:\d\d|\b(?:step|iter(?:ation)?|epoch)\b\W{0,4}\d|\bloss\b|Killed|Segmentation fault"
 )
 _OWNED = re.compile(r"\s{0,8}(?:\[(?:rank ?)?\d{1,6}\]|\[default\d|\d{1,6}: |(?:global )?rank[ _-]?\d)", re.IGNORECASE)
+_SHOWS = re.compile(r"(?:sudo )?(?:tail|head|cat|less|more|grep|egrep|zgrep|rg|sed|awk)\s")
+_LOG_FILE = re.compile(r"\.(?:log|txt|out|err|stdout|stderr)(?:\.\d{1,4})?$")
 _PROSE = re.compile(r"[A-Za-z][A-Za-z']*(?:,? [A-Za-z'()-]+){4,}[^\[\]=|]{0,200}")
 
 
@@ -66,7 +69,11 @@ def _of_rank(rank: int, line: TextLine) -> TextLine:
 
 def _rank_of_heading(text: str) -> int | None:
     """The only rank in a heading. None: it is none, or it names several ranks."""
-    if len(text) > MAX_HEADING or len(_NAMES_RANK.findall(text)) != 1:
+    if len(text) > MAX_HEADING:
+        return None
+    if (shown := _rank_of_file_shown(text)) is not None:
+        return shown
+    if len(_NAMES_RANK.findall(text)) != 1:
         return None
     if kernel := _OF_KERNEL.fullmatch(text):
         return int(kernel[1])
@@ -77,13 +84,24 @@ def _rank_of_heading(text: str) -> int | None:
     return hints.rank if hints.updated and not hints.companions else None
 
 
+def _rank_of_file_shown(text: str) -> int | None:
+    """The rank in the name of the only file that a command at a prompt prints: `$ tail -n 20 logs/rank_6.err`."""
+    prompt = prompt_of(text)
+    if prompt is None or not _SHOWS.match(prompt.command):
+        return None
+    files = [word for word in prompt.command.split()[1:] if _LOG_FILE.search(word)]
+    return rank_in_name(files[0], worded=True) if len(files) == 1 else None
+
+
 def _end(lines: Sequence[TextLine], start: int, decorated: bool) -> int:
     """The end of the section that begins on a line: the next heading, prompt, or prose after a blank line."""
+    begun = False
     for at in range(start, min(len(lines), start + MAX_SECTION)):
         text = lines[at].text
-        blank = at > start and not lines[at - 1].text.strip()
+        blank = begun and not lines[at - 1].text.strip()
         if not text.strip():
             continue
+        begun = True
         if blank and (not decorated or _PROSE.fullmatch(text[:MAX_SEARCHED])):
             return at
         if _TITLE.fullmatch(text) or _rank_of_heading(text) is not None or prompt_of(text):

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._owner_hints import prompt_of
+from hangdoc.postmortem.readers._owner_hints import is_host_name, prompt_of
 from hangdoc.postmortem.readers._pasted_text import text_lines
 from hangdoc.redaction.text import redact_text
 
 KIND = "launch_setting"
 MAX_OWNERS = 4096
+MAX_HEADING = 160  # characters
 MAX_VALUE = 200  # characters
 _NAME = r"[A-Za-z][\w.-]{0,252}"
 _LAUNCHER = re.compile(
@@ -58,11 +59,25 @@ _LABEL = re.compile(
     rf"[\s>|]{{0,8}}(?:\[?(?:rank|RANK)?[ _-]?(?P<rank>\d{{1,6}})\]?|\[?(?P<host>{_NAME})\]?) ?(?::|\|)\s+(?=\S)"
 )
 _ELSEWHERE = re.compile(rf"\b(?:ssh (?:-\w+ )*(?:[\w.-]{{1,32}}@)?|exec (?:-\w+ ){{0,4}}(?:pod/)?)(?P<host>{_NAME})\b")
+_ADDRESS = r"(?:\d{1,3}\.){3}\d{1,3}"
 _HEADING = re.compile(
-    rf"\W{{0,8}}(?:(?:on|from|and) )?(?:(?:host|node|machine|server|pod) ?[:=]? ?(?P<host>{_NAME})|rank ?[:=]?"
-    rf" ?(?P<rank>\d{{1,6}})|(?P<name>{_NAME}))\s?(?::|=+|-+)\W{{0,8}}"
+    rf"(?P<mark>\W{{0,8}})(?:(?:on|from|and) )?"
+    rf"(?:(?:the )?(?:node|machine|host|server|box|pod) ?#?(?P<ordinal>\d{{1,4}}|[A-Z])"
+    rf"|(?:the )?(?:host|node|machine|server|pod|box) ?[:=]? ?(?P<host>{_NAME}|{_ADDRESS})"
+    rf"|rank ?[:=]? ?(?P<rank>\d{{1,6}})|(?P<name>{_NAME}|{_ADDRESS}))"
+    rf"(?:,? ?[(\[,@=-]{{0,2}} ?(?:[A-Za-z][\w.-]{{0,30}}[,:= ]{{1,2}}){{0,3}}(?P<address>{_ADDRESS})"
+    rf"(?:,? [\w. -]{{1,40}})?[)\]]?"
+    rf"|,? ?\([A-Za-z][\w ,.:/#-]{{1,60}}\))?"
+    rf"(?P<end>\s?(?::|=+|-+|\*+)\W{{0,8}})?",
+    re.IGNORECASE,
+)
+_ADDRESSED = re.compile(rf"\s{{0,8}}{_NAME} ?[(\[]{_ADDRESS}[)\]]\s*")
+_ROLE = re.compile(
+    r"(?:master|head|leader|main|primary|worker|slave|secondary|first|second|third)[-_ ]?\d{0,4}", re.IGNORECASE
 )
 _WORDS = frozenset({"env", "note", "edit", "update", "and", "output", "command", "error", "warning", "here", "node"})
+MAX_CONTINUED = 40  # lines of one command, all but the last of which end in a backslash
+MAX_COMMAND = 4000  # characters
 MARKS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "MASTER_ADDR=", "MASTER_PORT=", "WORLD_SIZE=")
 
 
@@ -73,6 +88,8 @@ class _Owner:
     line: int
     text: str
     values: dict[str, set[str]] = field(default_factory=dict)
+    address: str | None = None  # in its heading
+    machine: bool = False  # it is no other word above a command, such as `before:`
 
 
 class LaunchReader:
@@ -83,43 +100,64 @@ class LaunchReader:
 
     def recognises(self, source: Source) -> bool:
         text = source.head.decode("utf-8", "replace")
-        return sum(1 for line in text.splitlines() if _settings(line)) >= 2
+        return sum(1 for _, line in _commands(text.splitlines()) if _settings(line)) >= 2
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         found = _Owners()
-        for number, text in enumerate(text_lines(source, context), 1):
-            found.feed(text[:4000], number)
+        for number, text in _commands(text_lines(source, context)):
+            found.feed(text, number)
         yield from found.pieces(source.name)
+
+
+def _commands(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """The lines with their numbers; those that a backslash continues as one."""
+    start, parts = 0, list[str]()
+    for number, text in enumerate(lines, 1):
+        start = start if parts else number
+        parts.append(text[:MAX_COMMAND].rstrip())
+        if parts[-1].endswith("\\") and len(parts) < MAX_CONTINUED:
+            parts[-1] = parts[-1][:-1]
+            continue
+        yield start, " ".join(parts)[:MAX_COMMAND] if len(parts) > 1 else parts[0]
+        parts = []
+    if parts:
+        yield start, " ".join(parts)[:MAX_COMMAND]
 
 
 @dataclass(slots=True)
 class _Owners:
     _owners: dict[tuple[str, str], _Owner] = field(default_factory=dict)  # (what: "host" or "rank", name)
     _context: tuple[str, str] | None = None
+    _address: str | None = None  # of the host in the heading above
+    _logged_in: bool = False  # a prompt or a command of the shell names the host
 
     def feed(self, text: str, number: int) -> None:
         command = text
         if prompt := prompt_of(text):
             command = prompt.command
             if prompt.states_host:
-                self._context = ("host", prompt.host) if prompt.host else None
+                self._context, self._address = ("host", prompt.host) if prompt.host else None, None
+                self._logged_in = True
         elsewhere = _ELSEWHERE.search(command)
         if elsewhere:
-            self._context = "host", elsewhere["host"]
-        elif (heading := _HEADING.fullmatch(text)) and not _settings(text):
-            self._context = _owner_of(heading)
+            self._context, self._address, self._logged_in = ("host", elsewhere["host"]), None, True
+        elif (heading := _heading(text)) and not _settings(text):
+            self._context, self._address, self._logged_in = _owner_of(heading), heading["address"], False
         settings = _settings(command)
         if not settings:
             return
         label = _LABEL.match(text)
-        owner = (_owner_of(label) if label else None) or self._context
+        labelled = _owner_of(label) if label else None
+        owner = labelled or self._context
         if owner is None and "node_rank" in settings:
             owner = "node", settings["node_rank"]
         if owner is None and _RANK.fullmatch(settings.get("rank", "")):
             owner = "rank", settings["rank"]
         if owner is None or len(self._owners) >= MAX_OWNERS:
             return
-        known = self._owners.setdefault(owner, _Owner(number, text))
+        address = None if labelled else self._address
+        machine = (not labelled and self._logged_in) or _is_host(*owner, address)
+        known = self._owners.setdefault(owner, _Owner(number, text, {}, address, machine))
         for name, value in settings.items():
             known.values.setdefault(name, set()).add(value)
 
@@ -130,16 +168,36 @@ class _Owners:
         for (what, name), owner in self._owners.items():
             fields = {key: next(iter(values)) for key, values in owner.values.items() if len(values) == 1}
             fields |= {"owner": f"{what} {name}" if what != "host" else name}
+            fields |= {"address": owner.address} if owner.address else {}
+            fields |= {"machine": "yes"} if what != "rank" and owner.machine else {}
             fields |= {"ambiguous": "yes"} if any(len(values) > 1 for values in owner.values.values()) else {}
             event = LogEvent(KIND, redact_text(owner.text.strip())[:400], source, owner.line, None, fields)
             rank = int(name) if what == "rank" else None
             yield Piece(ProcessRef(rank, name if what == "host" else None), "logs", Logs((event,)))
 
 
+def _heading(text: str) -> re.Match[str] | None:
+    """The owner in a heading: a line that ends in a colon or a ruler, or begins with one and names a host."""
+    found = _HEADING.fullmatch(text) if len(text) <= MAX_HEADING else None
+    if found is None or found["end"]:
+        return found
+    if _ADDRESSED.fullmatch(text):
+        return found
+    names_host = found["address"] or found["host"] or found["ordinal"] or is_host_name(found["name"] or "")
+    return found if found["mark"].strip(" \t>|") and names_host else None
+
+
+def _is_host(what: str, name: str, address: str | None) -> bool:
+    """True if an owner is a machine, and no word above a command, such as `before:`."""
+    return what == "node" or address is not None or is_host_name(name) or _ROLE.fullmatch(name) is not None
+
+
 def _owner_of(match: re.Match[str]) -> tuple[str, str] | None:
     found = match.groupdict()
     if found.get("rank"):
         return "rank", str(int(found["rank"]))
+    if found.get("ordinal"):
+        return "node", found["ordinal"]
     host = found.get("host") or found.get("name")
     return ("host", host) if host and host.lower() not in _WORDS else None
 

@@ -155,6 +155,7 @@ class _Parser:
             self._size = max(self._size or 0, int(found[3]))
         elif found := _COMMUNICATOR.fullmatch(text):
             empty: dict[str, Any] = {"ranks": {}, "missing": {}, "most": {}, "size": self._sizes.get(found[1])}
+            empty |= {"counted": {}}
             self._now = self._found.setdefault(found[2], empty)
             self._kind, self._op, self._count = found[3], "", None
         elif found := _OPERATION.fullmatch(text):
@@ -163,6 +164,8 @@ class _Parser:
             self._count = int(found[2] or 0)
             if self._now is not None and self._op:
                 self._now["most"].setdefault(self._op, self._count)  # the largest set of ranks comes first
+                counted = self._now["counted"]
+                counted[self._op] = counted.get(self._op, 0) + int(found[1])
         elif found := _RANK.fullmatch(text):
             self._rank(found)
         elif self._kind == "DEAD" and (found := _DEAD.fullmatch(text)) and len(self._dead) < MAX_RANKS:
@@ -188,7 +191,13 @@ class _Parser:
         if self._open and (self._size is not None or self._found or self._dead):
             dead = set(self._dead)
             communicators = tuple(
-                Communicator(name, one["size"], _ranks(one["ranks"]), _ranks(one["missing"], dead), one["most"])
+                Communicator(
+                    name,
+                    one["size"] or max(one["counted"].values(), default=None),
+                    _ranks(one["ranks"]),
+                    _ranks(one["missing"], dead),
+                    one["most"],
+                )
                 for name, one in self._found.items()
             )
             self.pieces.append(Piece(ProcessRef(), "ras", Ras(communicators, tuple(self._dead), self._size)))
@@ -336,17 +345,61 @@ def _lag_events(queries: Sequence[Ras], source: Source) -> Iterator[LogEvent]:
                 yield LogEvent("lagging" if still else "behind_at_a_look", text, source.name, 0, None, fields)
 
 
+def _swapped_events(ras: Ras, source: Source) -> Iterator[LogEvent]:
+    """Events for a process that is behind in the communicator of the job, and ahead in another one, or the reverse.
+
+    A process reports all its communicators at once. Its peers in the other one are as far as most in the first, so
+    they launched the two operations in another order.
+    """
+    whole = [one for one in ras.communicators if _spans_job(one, ras)]
+    if len(whole) != 1:
+        return
+    parts = [one for one in ras.communicators if one is not whole[0]]
+    lags = {process: found for one in parts for process, found in _own_lags(one).items()}
+    usual = _usual_ranks(whole[0])
+    for process, (rank, lag, op) in _own_lags(whole[0]).items():
+        _, other_lag, other_op = lags.get(process, (0, 0, ""))
+        if lag * other_lag >= 0:
+            continue
+        own, theirs = (f"{other_op} of a subgroup", f"{op} of all ranks")
+        own, theirs = (own, theirs) if lag < 0 else (theirs, own)
+        text = f"RAS: rank {rank} has launched {own} before {theirs}, its peers the other way round"
+        for other in usual:
+            fields = {"rank_a": str(rank), "op_a": own, "rank_b": str(other), "op_b": theirs}
+            yield LogEvent("mismatch", text, source.name, 0, None, fields)
+
+
+def _own_lags(one: Communicator) -> Mapping[tuple[str, int], tuple[int, int, str]]:
+    """By host and PID of a process with one rank: that rank, and how far it is from the majority in one operation."""
+    processes = Counter((rank.host, rank.pid) for rank in one.ranks)
+    found: dict[tuple[str, int], tuple[int, int, str]] = {}
+    for rank in one.ranks:
+        differ = {op: count - one.most[op] for op, count in rank.launched.items() if count != one.most.get(op, count)}
+        if rank.host and rank.pid is not None and len(differ) == 1 and processes[rank.host, rank.pid] == 1:
+            ((op, lag),) = differ.items()
+            found[rank.host, rank.pid] = rank.rank, lag, op
+    return found
+
+
+def _usual_ranks(one: Communicator) -> Sequence[int]:
+    """Ranks that are as far as the majority; a text lists only the others."""
+    apart = {
+        rank.rank for rank in one.ranks if any(rank.launched.get(op, most) != most for op, most in one.most.items())
+    }
+    return [rank for rank in range(min(one.size or 0, MAX_COMPARED)) if rank not in apart]
+
+
 def _order_events(queries: Sequence[Ras], source: Source) -> Iterator[LogEvent]:
     """Events for a rank that is ahead of the majority in one operation and behind in another.
 
     Lateness cannot explain it, since a rank is asked for all its counts at once: it called other operations.
     """
-    for ras in queries:
-        for one in ras.communicators if len(queries) == 1 else ():
+    for ras in queries if len(queries) == 1 else ():
+        yield from _swapped_events(ras, source)
+        for one in ras.communicators:
             if not _spans_job(one, ras):
                 continue
-            listed = {rank.rank for rank in one.ranks}
-            usual = [rank for rank in range(min(one.size or 0, MAX_COMPARED)) if rank not in listed]
+            usual = _usual_ranks(one)
             for rank in one.ranks:
                 differ = {op: count - one.most[op] for op, count in rank.launched.items() if op in one.most}
                 if len(set(map(_sign, differ.values())) - {0}) < 2:
@@ -369,8 +422,9 @@ def _group_fields(one: Communicator, ras: Ras) -> dict[str, str]:
 
 
 def _spans_job(one: Communicator, ras: Ras) -> bool:
-    if ras.world_size is None and len(ras.communicators) == 1:
-        return True  # the summary with the sizes was not copied
+    if ras.world_size is None:  # the summary with the sizes was not copied
+        sizes = [other.size or 0 for other in ras.communicators]
+        return len(sizes) == 1 or (sizes.count(max(sizes)) == 1 and one.size == max(sizes))
     return one.size is not None and one.size == ras.world_size
 
 

@@ -361,6 +361,11 @@ class LogCollector:
             fields = {"processes": str(alone.processes), "tasks": str(alone.tasks)}
             event = LogEvent("alone", redact_text(alone.text.strip())[:TEXT], self.name, alone.line, None, fields)
             self._events_of(LineOrigin()).add(event)
+        if pace := ending.pace:
+            fields = {"usual_s": f"{pace.usual_s:.6g}", "recompiling_s": f"{pace.recompiling_s:.6g}"}
+            fields |= {"steps": str(pace.recompiling)}
+            event = LogEvent("step_pace", redact_text(pace.text)[:TEXT], self.name, pace.line, None, fields)
+            self._events_of(LineOrigin()).add(event)
         if self.versions and self.events:
             text = ", ".join(f"{name} {version}" for name, version in self.versions.items())
             self._events_of(LineOrigin()).add(LogEvent("versions", text, self.name, 1, None, dict(self.versions)))

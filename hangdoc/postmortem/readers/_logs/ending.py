@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 
 from hangdoc.postmortem.readers._logs.alone import AloneLines, alone
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin
+from hangdoc.postmortem.readers._logs.local_values import LocalValue, LocalValues
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
+from hangdoc.postmortem.readers._logs.step_times import StepPace, StepTimes
 from hangdoc.redaction.text import redact_text
 
 MAX_BYTES = 512 * 2**10  # searched at the end of a file
@@ -23,14 +25,15 @@ MAX_LINES_OF_ONE = 24  # of a file that one rank wrote, for its counters
 MAX_COUNTERS = 20_000  # ranks and units
 MAX_ERRORS = 64
 MAX_LOSSES = 8  # of a line
+MAX_STEP_TEXT = 400  # characters of a line with values of several ranks in which its step is looked for
 TEXT = 400  # characters of an error that are kept
 
 # `Epoch 3:  45%|####   | 450/1000 [10:12<12:28, 1.36s/it]`
 _BAR = re.compile(r"\d{1,3}%\|[^|\n]{0,200}\| *(?P<at>\d{1,9})/(?P<of>\d{1,9}) *\[")
-# `step 120`, `global_step=120`, `iteration 120/ 1000`, `Step: [120/1000]`
+# Not loguru's `module:step:144 - `. `step 120`, `global_step=120`, `iteration 120/ 1000`, `Step: [120/1000]`
 _COUNTER = re.compile(
     r"\b(?P<unit>(?:global|train(?:ing)?|current)?[_ ]?(?:step|iter(?:ation)?|batch|update)s?)\b"
-    r"[\s:=#\"'\[]{1,4}(?P<at>\d{1,9})(?: ?/ ?(?P<of>\d{1,9}))?(?![\d.])(?! ?(?:ms|s|sec|seconds)\b)",
+    r"(?!:\d{1,6} -)[\s:=#\"'\[]{1,4}(?P<at>\d{1,9})(?: ?/ ?(?P<of>\d{1,9}))?(?![\d.])(?! ?(?:ms|s|sec|seconds)\b)",
     re.IGNORECASE,
 )
 # `Epoch 3 [450/1000]`, `Epoch: [3][450/1000]`
@@ -55,7 +58,7 @@ LENGTH = "length"  # unit of such a number
 _MAYBE = re.compile(
     r"%\||step|loader|dataset|sampler|iter|batch|update|epoch|Error|Exception"
     r"|loss|stop|exit|finished|bye|training|reached|all done"
-    r"|val|eval|fwd|forward|compute|norm|sha|sum|hash|md5|world.?size|replica|num_processes|checkpoint",
+    r"|nan\b|grad|\bgn\b|_gn\b|\|g|val|eval|fwd|forward|compute|norm|sha|sum|hash|md5|world.?size|replica|num_processes|checkpoint",
     re.IGNORECASE,
 )
 # What replicas have in common: `pnorm 1832.4`, `weights sha1 9be1c4`, `model checksum: ...`
@@ -72,7 +75,8 @@ _METRIC = re.compile(
 )
 # A loss, or a norm of gradients, of this rank: `local_loss=nan`, `loss: 2.113`, `'grad_norm': inf`
 _LOSS = re.compile(
-    r"(?<![\w.-])(?P<name>(?:[A-Za-z]\w{0,30}[ _/.-])?(?:loss|(?:grad(?:ient)?[ _]?|g)norm)(?:_\w{1,20})?)"
+    r"(?<![\w.-])(?P<name>(?:[A-Za-z]\w{0,30}[ _/.-])?"
+    r"(?:loss|(?:grad(?:ient)?s?[ _.-]?|g[_-]?)(?:l2[_-]?)?norm|gn|\|{1,2}g(?:rad)?\|{1,2})(?:_\w{1,20})?)"
     r"[\"']?[\s:=]{1,3}(?:tensor\()?(?P<value>[+-]?(?:nan|inf(?:inity)?|\d{1,9}(?:\.\d{1,12})?(?:e[+-]?\d{1,3})?))(?![\w.]\w)",
     re.IGNORECASE,
 )
@@ -111,7 +115,10 @@ _OF_RANK = re.compile(
 )
 _WRITER = re.compile(r"[\[(]?(?:proc(?:ess)?|task|worker|pid|gpu|p)[ _:#=]{0,2}(\d{1,6})[\])]?\b", re.IGNORECASE)
 _MAYBE_ERROR = re.compile(r"(?:Error|Exception|Interrupt): ")
-_RANK = re.compile(r"(?<![\w-])(?:global[_ ])?rank[\"']?(?:[ =#_-]|: ?)?(\d{1,6})\b", re.IGNORECASE)
+_RANK = re.compile(
+    r"(?<![\w-])(?:global[_ ])?(?:rank|rk|r(?=[=:]\d|\d{1,6}[\])]))[\"']?(?:[ =#_-]|: ?)?(\d{1,6})\b(?!\.\d)",
+    re.IGNORECASE,
+)
 _GPU = re.compile(r"[\[(]?(?:GPU|gpu|cuda|local[_ ]rank)[ =:#_]?(\d{1,3})\b")  # `[GPU3] Epoch 1 | Steps: 120`
 _ERROR = re.compile(
     r"(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,6}[A-Z]\w{0,80}(?:Error|Exception|Interrupt)): (?P<message>\S.{0,400})"
@@ -173,6 +180,7 @@ class Ending:
     errors: tuple[tuple[LineOrigin, ErrorLine], ...]
     printed: tuple[tuple[LineOrigin, PrintedValue], ...]
     alone: AloneLines | None = None  # processes of no known rank that each started alone; None: none, or one
+    pace: StepPace | None = None  # of steps with and without a recompilation; None: there are none of either
 
 
 def read_ending(
@@ -185,11 +193,28 @@ def read_ending(
     texts = tail[-(MAX_BYTES_OF_ONE if one else MAX_BYTES) :].decode("utf-8", "replace").split("\n")[-MAX_LINES:]
     first = lines - len(texts) + (1 if texts and texts[-1] else 2)
     counted = len(texts) - MAX_LINES_OF_ONE if one else 0
-    starts = AloneLines()
+    starts, local, steps = AloneLines(), LocalValues(), StepTimes()
+
+    def keep(value: PrintedValue, line: Line | None) -> None:
+        if len(printed) < MAX_COUNTERS and (value.rank is not None or line is not None):
+            if value.rank is not None or line is None:
+                by = LineOrigin(value.rank)
+            elif value.name == ALONE:
+                by = origin_of(line)  # the rank in the text is 0 in each of them
+            else:
+                by = _counting(line, origin_of)
+            if value.name.startswith((NONFINITE, FAREWELL)):
+                printed.setdefault((by, value.name, None), value)
+            else:
+                printed[by, value.name, None if value.name.startswith(FINITE) else value.step] = value
+
     for place, raw in enumerate(texts):
         number = max(first, 1) + place
         if not one:
             starts.feed(raw, number)
+            steps.feed(raw, number)
+            for shown_value in local.feed(raw, number, _step_in(raw[:MAX_STEP_TEXT])):
+                keep(_of_local(shown_value, raw), None)
         may_tell = (_MAYBE if place >= counted else _MAYBE_ERROR).search(raw) or alone(raw)
         if not may_tell or (number == first > 1):  # it may be cut
             continue
@@ -201,15 +226,7 @@ def read_ending(
                 if before is not None or len(counters) < MAX_COUNTERS:
                     counters[key] = _after(before, counter)
             for value in _printed(line, number):
-                if len(printed) < MAX_COUNTERS:
-                    writer = _counting(line, origin_of) if value.rank is None else LineOrigin(value.rank)
-                    if value.name == ALONE and value.rank is None:
-                        writer = origin_of(line)  # the rank in the text is 0 in each of them
-                    if value.name.startswith((NONFINITE, FAREWELL)):
-                        printed.setdefault((writer, value.name, None), value)
-                    else:
-                        step = None if value.name.startswith(FINITE) else value.step
-                        printed[writer, value.name, step] = value
+                keep(value, line)
             match = _ERROR.match(line.text)
             if match and len(errors) < MAX_ERRORS:
                 message = redact_text(match["message"])[:TEXT]
@@ -221,7 +238,7 @@ def read_ending(
         for (origin, _, _), value in printed.items()
     )
     last = tuple((origin, counter) for (origin, _), counter in shown.items())
-    return Ending(last, tuple(errors), values, starts if starts.proved else None)
+    return Ending(last, tuple(errors), values, starts if starts.proved else None, steps.pace)
 
 
 def _counting(line: Line, origin_of: Callable[[Line], LineOrigin]) -> LineOrigin:
@@ -268,13 +285,11 @@ def _printed(line: Line, number: int) -> Iterator[PrintedValue]:
         yield PrintedValue(FAREWELL, "", None, text, number, line.at)
     if match := _RESUMED.search(text):
         yield PrintedValue("checkpoint", match["value"].lower(), None, text, number, line.at)
-    step = _COUNTER.search(text)
-    at = int(step["at"]) if step else step_of_total(text)
+    at = _step_in(text)
     for loss in list(_LOSS.finditer(text))[:MAX_LOSSES]:
         if not _NOT_OWN.search(loss["name"]):
-            begin = NONFINITE if not loss["value"].lstrip("+-")[0].isdigit() else FINITE
             name = re.sub(r"\W+", " ", loss["name"]).lower()
-            yield PrintedValue(f"{begin} {name}", loss["value"].lower(), at, text, number, line.at)
+            yield PrintedValue(f"{_begin(loss['value'])} {name}", loss["value"].lower(), at, text, number, line.at)
     for match in _PART.finditer(text):
         yield PrintedValue(f"seconds of {match['name'].lower()}", _seconds(match), at, text, number, line.at)
     several = list(_OF_RANK.finditer(text))
@@ -286,6 +301,21 @@ def _printed(line: Line, number: int) -> Iterator[PrintedValue]:
     for match in _STATE.finditer(text):
         name = " ".join(match["name"].lower().split())
         yield PrintedValue(name, match["value"].rstrip("."), at, text, number, line.at)
+
+
+def _begin(value: str) -> str:
+    return FINITE if value.lstrip("+-")[0].isdigit() else NONFINITE
+
+
+def _of_local(value: LocalValue, text: str) -> PrintedValue:
+    name = f"{_begin(value.value)} {value.name}"
+    return PrintedValue(name, value.value, value.step, text, value.line, None, value.rank)
+
+
+def _step_in(text: str) -> int | None:
+    """The step that a line names."""
+    step = _COUNTER.search(text)
+    return int(step["at"]) if step else step_of_total(text)
 
 
 def step_of_total(text: str) -> int | None:

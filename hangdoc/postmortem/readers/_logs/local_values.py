@@ -1,0 +1,118 @@
+"""Losses and norms of gradients of several ranks in one place: a gathered list, a dictionary, or a table.
+
+`local grad norm per rank: [0.81, nan, 0.80]`, `{0: 0.81, 6: nan}`, a table with a row for each rank. Only values that
+are no numbers are of interest, and the numbers beside them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+MAX_VALUES = 4_096
+MAX_CELLS = 32
+MAX_TEXT = 8_000  # characters of a line
+LEAST = 3  # ranks of a list
+
+_VALUE = r"[+-]?(?:nan|inf(?:inity)?|\d{1,9}(?:\.\d{1,17})?(?:e[+-]?\d{1,3})?)"
+_NAME = re.compile(
+    r"\b(?:loss(?:es)?|(?:grad(?:ient)?s?[ _.-]{0,2}|g[ _-]?)(?:l2[ _-]?)?norms?|gn)\b|(?<![a-z])gnorms?\b",
+    re.IGNORECASE,
+)
+_OVER_RANKS = re.compile(r"\branks?\b|per[ _-]rank|gather|each process|all processes", re.IGNORECASE)
+_BAD = re.compile(r"\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
+_LIST = re.compile(rf"\[\s?({_VALUE}(?:\s?,\s?{_VALUE}){{2,4095}})\s?,?\s?\]", re.IGNORECASE)
+_PAIR = re.compile(
+    rf"(?<![\w.])[\"']?(?P<named>(?:global )?(?:rank|rk|r)[ _=:-]{{0,2}})?(?P<rank>\d{{1,6}})[\"']?"
+    rf"\s?(?:[:=]|->|=>)?\s?[\"']?(?:tensor\()?(?P<value>{_VALUE})(?![\w.])",
+    re.IGNORECASE,
+)
+_MAYBE_HEAD = re.compile(r"\brank|\brk\b", re.IGNORECASE)
+_RANK_HEAD = re.compile(r"(?:global[ _]?)?(?:rank|rk)(?:[ _]?id)?|#rank", re.IGNORECASE)
+_STEP_HEAD = re.compile(r"(?:global[ _]?)?(?:step|iter(?:ation)?|it)", re.IGNORECASE)
+_RANK_CELL = re.compile(r"(?:rank|rk|r)?[ _=:-]?(\d{1,6})", re.IGNORECASE)
+_RULE = re.compile(r"[\s|+:=\u2500-\u257f-]{3,}")
+_BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2506\u2551", "|"))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalValue:
+    """A value of one rank."""
+
+    name: str
+    value: str
+    rank: int
+    step: int | None
+    line: int  # of the list, or of the head of the table: its values are of one moment
+
+
+@dataclass(slots=True)
+class LocalValues:
+    """Takes the lines of a text in order."""
+
+    _columns: list[str] = field(default_factory=list)  # of a table that has begun
+    _line: int = 0  # of its head
+    _kept: int = 0
+
+    def feed(self, text: str, number: int, step: int | None) -> Iterator[LocalValue]:
+        if len(text) > MAX_TEXT or self._kept >= MAX_VALUES:
+            return
+        rows = self._row(text.translate(_BARS), number) if self._columns or _MAYBE_HEAD.search(text) else ()
+        found = list(rows) or list(_listed(text, number, step))
+        self._kept += len(found)
+        yield from found
+
+    def _row(self, text: str, number: int) -> Iterator[LocalValue]:
+        if _RULE.fullmatch(text):
+            return
+        cells = _cells(text)
+        if not self._columns or len(cells) != len(self._columns):
+            self._columns = cells if _is_head(cells) else []
+            self._line = number
+            return
+        by_head = dict(zip(self._columns, cells, strict=True))
+        rank = next((_RANK_CELL.fullmatch(cell) for head, cell in by_head.items() if _RANK_HEAD.fullmatch(head)), None)
+        if rank is None:
+            self._columns = []
+            return
+        steps = [cell for head, cell in by_head.items() if _STEP_HEAD.fullmatch(head) and cell.isdecimal()]
+        step = int(steps[0][:9]) if steps else None
+        for head, cell in by_head.items():
+            if _NAME.search(head) and re.fullmatch(_VALUE, cell, re.IGNORECASE):
+                yield LocalValue(_plain(head), cell.lower(), int(rank[1]), step, self._line)
+
+
+def _cells(text: str) -> list[str]:
+    inner = text.strip().strip("|")
+    cells = inner.split("|") if "|" in inner else re.split(r"\s{2,}|\t|,", inner)
+    if len(cells) < 2:
+        cells = inner.split()
+    return [cell.strip() for cell in cells[:MAX_CELLS]]
+
+
+def _is_head(cells: list[str]) -> bool:
+    return any(map(_RANK_HEAD.fullmatch, cells)) and any(map(_NAME.search, cells)) and len(set(cells)) == len(cells)
+
+
+def _listed(text: str, number: int, step: int | None) -> Iterator[LocalValue]:
+    """The values of a list or a dictionary over ranks, if one of them is no number."""
+    if not _BAD.search(text) or not (name := _NAME.search(text)):
+        return
+    behind = text[name.end() :]
+    listed = _LIST.search(behind)
+    if listed and _OVER_RANKS.search(text[: name.end() + listed.start()]):
+        for rank, value in enumerate(listed[1].split(",")):
+            yield LocalValue(_plain(name[0]), value.strip().lower(), rank, step, number)
+        return
+    pairs = list(_PAIR.finditer(behind))
+    named = all(pair["named"] for pair in pairs)
+    ranks = [int(pair["rank"]) for pair in pairs]
+    if len(pairs) < LEAST or len(set(ranks)) < len(ranks) or not (named or _OVER_RANKS.search(text)):
+        return
+    for rank, pair in zip(ranks, pairs, strict=True):
+        yield LocalValue(_plain(name[0]), pair["value"].lower(), rank, step, number)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\W+", " ", name).strip().lower()

@@ -1,0 +1,72 @@
+"""How long the steps take in which torch.compile compiles again, and the other steps of a log.
+
+torch prints a recompilation before the step in which it happens ends (TORCH_LOGS=recompiles; torch/_dynamo/guards.py),
+and the script prints the time of the step after it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from statistics import median
+
+MAX_STEPS = 4_000
+MAX_TEXT = 600  # characters of a line
+_RECOMPILED = re.compile(r"\bRecompiling function \S|\bhit config\.(?:recompile|cache_size)_limit\b")
+_STEP = re.compile(
+    r"\b(?:step|iter(?:ation)?|batch|it)s?\b[\s:=#\[]{1,4}\d{1,9}|\d{1,3}%\||^\W{0,4}\d{1,9} ?/ ?\d{1,9}\b",
+    re.IGNORECASE,
+)
+_TIME = re.compile(
+    r"(?<![\w.])(?P<value>\d{1,7}(?:\.\d{1,6})?) ?(?P<unit>ms|msec|s|secs?|seconds)(?:/(?:it|iter|step|batch))?\b(?!/)"
+    r"|\b(?:time|dt|step_time|iter_time|elapsed|took)[\"']?[\s:=]{1,3}(?P<bare>\d{1,7}\.\d{1,6})(?![\d.]|\s?ms)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPace:
+    """Medians over the steps of a text, in seconds."""
+
+    usual_s: float
+    recompiling_s: float
+    recompiling: int  # steps in which a recompilation was printed
+    line: int  # of the last one
+    text: str
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Takes the lines of a text in order."""
+
+    _usual: list[float] = field(default_factory=list)
+    _slow: list[float] = field(default_factory=list)
+    _recompiled: bool = False  # since the last step
+    _last: tuple[int, str] = (0, "")
+
+    def feed(self, text: str, number: int) -> None:
+        text = text[:MAX_TEXT]
+        if _RECOMPILED.search(text):
+            self._recompiled = True
+            return
+        if (
+            len(self._usual) + len(self._slow) >= MAX_STEPS
+            or not _STEP.search(text)
+            or not (time := _TIME.search(text))
+        ):
+            return
+        seconds = float(time["value"] or time["bare"]) / (1000 if (time["unit"] or "").lower().startswith("m") else 1)
+        if self._recompiled:
+            self._slow.append(seconds)
+            self._last = number, text.strip()
+        else:
+            self._usual.append(seconds)
+        self._recompiled = False
+
+    @property
+    def pace(self) -> StepPace | None:
+        """None: no step time is known, or all of one kind."""
+        if not self._slow or not self._usual:
+            return None
+        number, text = self._last
+        return StepPace(median(self._usual), median(self._slow), len(self._slow), number, text)
