@@ -27,7 +27,8 @@ _ONE_HOST = re.compile(
 _SEVERAL_HOSTS = re.compile(
     r"\b(?:[2-9]|[1-9]\d{1,4}|two|three|four|six|eight|both|several|multiple|all)[ -]?"
     r"(?:x )?(?:nodes|hosts|boxes|machines|servers)\b|\bmulti-?(?:node|host)\b"
-    r"|\bnnodes[= ](?:[2-9]|[1-9]\d)|\b(?:[2-9]|[1-9]\d{1,4}) ?x ?8\b",
+    r"|\bnnodes[= ](?:[2-9]|[1-9]\d)|\b(?:[2-9]|[1-9]\d{1,4}) ?x ?(?:8\b|[2-9] ?gpus?\b)"
+    r"|\b(?:node|machine)_rank\W{1,3}[1-9]|\b(?:second|2nd|third|3rd|last|other) (?:node|host|box|machine|server)\b",
     re.IGNORECASE,
 )
 _NOT = re.compile(r"\b(?:not|no longer|isn't|aren't|don't|doesn't|assum\w{1,4}|if|whether|should)\b", re.IGNORECASE)
