@@ -125,14 +125,13 @@ def _runs(source: TextSource) -> Iterator[_Run]:
     run: _Run | None = None
     above: list[str] = []
     for index, text in enumerate(source.head_text.split("\n")):
-        row = _row(text, source.listed.get(index), run)
+        row = _row(text, source.listed.get(index), run) if len(text) <= MAX_ROW else None
         if row is None and run is not None and not run.numbered and not text.strip():
             row = (None, "")
-        fits = row is not None and len(text) <= MAX_ROW
-        if run is not None and (not fits or not _goes_on(run, row) or len(run.rows) >= MAX_ROWS):
+        if run is not None and (row is None or not _goes_on(run, row) or len(run.rows) >= MAX_ROWS):
             yield run
             run = None
-        if fits and row is not None and (run is not None or row[1].strip()):
+        if row is not None and (run is not None or row[1].strip()):
             run = run or _Run(row[0] is not None, _file_above(above))
             run.rows.append(row[1])
             run.numbers.append(row[0] or 0)
@@ -165,7 +164,7 @@ def _goes_on(run: _Run, row: tuple[int | None, str] | None) -> bool:
 def _file_above(lines: list[str]) -> str | None:
     """The file that the nearest line above names, if it is no frame of a stack."""
     for text in reversed(lines):
-        names = _FILE.findall(text) if not _NO_SOURCE.search(text) else []
+        names = _FILE.findall(text) if len(text) <= MAX_ROW and not _NO_SOURCE.search(text) else []
         if len(set(names)) == 1:
             name: str = names[0]
             return name
