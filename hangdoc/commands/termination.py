@@ -18,7 +18,7 @@ from typing import NoReturn
 
 INTERRUPTED = 130
 CLEANUP_S = 0.6
-POLL_S = 0.2  # between checks for a signal that the main thread has not handled
+POLL_S = 1.0  # between checks for a signal that the main thread has not handled
 REPEAT_S = 0.2  # until Ctrl-C is raised again
 
 
