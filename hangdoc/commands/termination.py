@@ -18,7 +18,7 @@ from typing import NoReturn
 
 INTERRUPTED = 130
 CLEANUP_S = 0.6
-POLL_S = 1.0  # between checks for a signal that the main thread has not handled
+POLL_S = 0.2  # between checks for a signal that the main thread has not handled
 REPEAT_S = 0.2  # until Ctrl-C is raised again
 
 
@@ -75,7 +75,11 @@ class Termination:
         raise KeyboardInterrupt
 
     def _watch(self, handled: list[int]) -> None:
-        """The second thread. The kernel prefers the main thread, so only unhandled signals arrive here."""
+        """The second thread. The kernel prefers the main thread, so only unhandled signals arrive here.
+
+        Such a signal wakes nobody else, but it stays in the queue of the process, from which a new wait takes it
+        (complete_signal and dequeue_signal in kernel/signal.c). So this thread waits again and again.
+        """
         signal.pthread_sigmask(signal.SIG_BLOCK, handled)
         main = threading.main_thread().ident or 0
         while self._code is None or time.monotonic() - self._began_s < CLEANUP_S:
