@@ -21,7 +21,7 @@ from hangdoc.discovery.newcomers import Newcomers
 from hangdoc.evidence import Target
 from hangdoc.evidence.memory import release
 from hangdoc.watch.live import Live
-from hangdoc.watch.pace import CALM_GROWTH
+from hangdoc.watch.pace import grown_s
 from hangdoc.watch.pulse import Pulse
 from hangdoc.watch.session import HISTORY_ROUNDS
 from hangdoc.watch.sources import LocalSource
@@ -29,8 +29,7 @@ from probes import Tier
 
 PULSE_S = 2.0  # between two pulses; twice that at the two highest levels of the governor
 SLOW_PULSE_LEVEL = 3
-LOOK_S = 30.0  # between two looks at jobs whose pulse is as before; half of the time for which it has been so, up to
-LONGEST_LOOK_S = 120.0
+LOOK_S = 30.0  # between two looks at jobs whose pulse is as before; longer where that has been so for long (`grown_s`)
 EMPTY_S = 6.0  # at a fleet without jobs: only its agents find them
 BLIND_S = 6.0  # at a job whose pulse would not show a standstill
 UNDECIDED_S = 3.0  # at a job whose status has been unclear for URGENT_S
@@ -39,7 +38,6 @@ ALERT_S = 8.0  # likewise after a pulse that differs
 ALERT_GAP_S = 30.0  # between two such alerts of one job, for each level of the governor
 STALLED_GAP_S = 2.0  # likewise of a stalled job, whose recovery somebody waits for
 CHECK_S = 4.0  # between two checks for new processes
-SEARCH_S = 60.0  # between two full searches for ranks; without new processes they find little
 MAX_FAILURES = 20  # of rounds in a row; then a restart is better
 LEAST_ROUNDS = 10  # of history kept when memory is short
 LEAST_WAIT_S = 0.05  # between two rounds
@@ -88,7 +86,7 @@ class Rounds:
         self._newcomers = Newcomers()
         self._pulse = Pulse()
         self._attention: dict[str, _Attention] = {}
-        self._looked_s = self._checked_s = self._searched_s = self._trimmed_s = float("-inf")
+        self._looked_s = self._checked_s = self._trimmed_s = float("-inf")
         self._exited = False  # a rank has exited since the last look
         self._failures = 0
 
@@ -142,9 +140,7 @@ class Rounds:
 
     def _search(self, now_s: float) -> None:
         self._checked_s = now_s
-        search_s = SEARCH_S * self.governor.factor
-        if self._is_fleet or self._newcomers.check(now_s) or now_s - self._searched_s >= search_s:
-            self._searched_s = now_s
+        if self._is_fleet or self._newcomers.is_search_due(now_s, self.governor.factor):
             self._discover()
             for probe in self._probes:
                 probe.forget(self.session.source.targets)
@@ -226,11 +222,11 @@ class Rounds:
         changed_s = max(watched.same_s, attention.since_s)
         if not watched.calm:
             return urgent_s if now_s - changed_s < URGENT_S else max(urgent_s, UNDECIDED_S * factor)
-        usual_s = LOOK_S if self._pulse.knows(job, watched.state == "stalled") else BLIND_S
-        if usual_s == LOOK_S and watched.state != "stalled":
-            same_s = self._looked_s - max(changed_s, attention.until_s)
-            usual_s = max(LOOK_S, min(CALM_GROWTH * same_s, LONGEST_LOOK_S))
-        return max(urgent_s, usual_s * factor)
+        stalled = watched.state == "stalled"
+        if not self._pulse.knows(job, stalled):
+            return max(urgent_s, BLIND_S * factor)
+        same_s = 0.0 if stalled else self._looked_s - max(changed_s, attention.until_s)
+        return max(urgent_s, LOOK_S * factor, grown_s(same_s))
 
     def _wait(self, stop: threading.Event) -> None:
         """Sleep until the next round, or until a rank exits, which is worth a look."""

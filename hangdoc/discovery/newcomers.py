@@ -8,6 +8,7 @@ import re
 from hangdoc.discovery.environment import identity
 from hangdoc.system import procfs
 
+SEARCH_S = 60.0  # between two searches without candidates: they find little
 YOUNG_S = 60.0  # a shell may become a rank by exec, and a rank loads its framework
 AGAIN_S = (5.0, 15.0, 40.0)  # after a candidate appeared, search again: it joins its process group meanwhile
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*[a-z]?")
@@ -20,6 +21,14 @@ class Newcomers:
         self._known: set[int] = set()
         self._young: dict[int, float] = {}  # PID -> when it appeared; not a candidate so far
         self._again: list[float] = []  # when to search again, monotonic clock
+        self._searched_s = float("-inf")
+
+    def is_search_due(self, now_s: float, factor: int = 1) -> bool:
+        """True if a search for ranks is worth it: there are candidates, or the last one was SEARCH_S * factor ago."""
+        due = self.check(now_s) or now_s - self._searched_s >= SEARCH_S * factor
+        if due:
+            self._searched_s = now_s
+        return due
 
     def check(self, now_s: float) -> bool:
         """True if a search for ranks is worth it. `now_s`: monotonic clock.

@@ -39,8 +39,7 @@ SETTLED_S = 30.0  # an idle job counts as calm after its status has not changed 
 PAUSES = 2.0  # times the longest pause that ended by itself are no usual pause
 INSPECT_S = 60.0  # a job that is quiet for this long is inspected, even if it was quiet for longer before
 FIRM_UP_S = 20.0  # after a verdict that is not certain, the job is judged again; then after twice as long each time
-CHECK_S = 10.0  # between two checks for new ranks, and
-SEARCH_S = 60.0  # between two full searches on this host: without new processes they find little
+CHECK_S = 10.0  # between two checks for new ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,6 @@ class Live:
     code: int = 0
     _newcomers: Newcomers = field(default_factory=Newcomers)
     _checked_s: float = field(default_factory=time.monotonic)
-    _searched_s: float = field(default_factory=time.monotonic)
 
     def run(self) -> int:
         """Watch until every job has ended; returns the exit code of the last verdict."""
@@ -121,9 +119,8 @@ class Live:
         if now_s - self._checked_s < CHECK_S:
             return False
         self._checked_s = now_s
-        if is_local(source) and not self._newcomers.check(now_s) and now_s - self._searched_s < SEARCH_S:
+        if is_local(source) and not self._newcomers.is_search_due(now_s):
             return False
-        self._searched_s = now_s
         before = frozenset(source.targets)
         self.session.rediscover()
         return not before.issuperset(source.targets)

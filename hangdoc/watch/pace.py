@@ -19,9 +19,9 @@ from hangdoc.watch.sources import LocalSource, Source
 
 CALM_FACTOR = 3  # the interval grows by this factor while every job is calm
 PULSE_FACTOR = 10  # likewise, while each pulse would show a change
-CALM_GROWTH, LONGEST_S = 0.5, 120.0  # of the time for which that has been so is the next interval, up to this long
-BEAT_S, SLOW_BEAT_S = 1.0, 2.0  # between two beats; the second one between two looks that are SLOW_S apart
-SLOW_S = 60.0
+CALM_GROWTH, LONGEST_S = 0.5, 120.0  # see `grown_s`
+BEAT_S = 1.0  # between two beats
+SLOW_BEAT_S, SLOW_S = 2.0, 60.0  # between two beats, while the next look is at least SLOW_S after the last
 ALERT_S = 8.0  # for so long after a pulse that differs, looks are as frequent as at a job that is not calm
 ALERT_GAP_S = 30.0  # from then on, pulses are not trusted for so long: some jobs change all the time
 CALM_CORES, CALM_MAX_S = 0.3, 10.0  # CPU share (of a core) while calm, and the longest interval it may lead to
@@ -37,7 +37,7 @@ class Pace:
     pulse: Pulse = field(default_factory=Pulse)
     _costs: deque[float] = field(default_factory=lambda: deque(maxlen=COSTS))
     _alert_s: float = float("-inf")  # when a pulse last differed
-    _calm_since_s: float | None = None  # since when every job has been healthy, and each pulse as before
+    _restless_s: float = field(default_factory=lambda: time.monotonic())  # when a job was last not calm, or unknown
 
     def close(self) -> None:
         self.pulse.close()
@@ -54,14 +54,17 @@ class Pace:
         """
         local = is_local(session.source)
         if not calm or not local or time.monotonic() - self._alert_s < ALERT_S:
-            self._calm_since_s = None
+            self._restless_s = time.monotonic()
             session.wait(self._calm_s(CALM_FACTOR) if calm and not local else self.interval_s)
             return
         for job in session.jobs:
             self.pulse.learn(job, session.snapshots(job)[-1:])
-        trusted = time.monotonic() - self._alert_s >= ALERT_S + ALERT_GAP_S
+        if stalled:
+            self._restless_s = time.monotonic()
+        trusted_s = self._alert_s + ALERT_S + ALERT_GAP_S
+        trusted = time.monotonic() >= trusted_s
         due_s = session.at_s + self._calm_s(CALM_FACTOR)
-        gap_s = self._grown_s(session.at_s, self._calm_s(PULSE_FACTOR), trusted and not stalled)
+        gap_s = max(self._calm_s(PULSE_FACTOR), grown_s(session.at_s - max(self._restless_s, trusted_s)))
         latest_s = session.at_s + gap_s if trusted else due_s
         beat_s = SLOW_BEAT_S if gap_s >= SLOW_S else BEAT_S
         while (now_s := time.monotonic()) < latest_s:
@@ -71,7 +74,7 @@ class Pace:
                 return
             odd = self.pulse.beat(_by_job(session.source.targets), stalled)
             if odd and (trusted or not odd.isdisjoint(stalled)):  # somebody waits for a recovery
-                self._alert_s, self._calm_since_s = time.monotonic(), None
+                self._alert_s = time.monotonic()
                 for job in odd.difference(stalled):
                     self.pulse.restart(job)
                 return
@@ -79,21 +82,17 @@ class Pace:
                 return
             known = all(self.pulse.knows(job, job in stalled) for job in session.jobs)
             if time.monotonic() >= due_s and not known:
-                self._calm_since_s = None
+                self._restless_s = time.monotonic()
                 return
-
-    def _grown_s(self, looked_s: float, usual_s: float, quiet: bool) -> float:
-        """The interval after the look at `looked_s`, longer than usual if everything has been quiet for long."""
-        if not quiet:
-            self._calm_since_s = None
-            return usual_s
-        if self._calm_since_s is None:
-            self._calm_since_s = looked_s
-        return max(usual_s, min(CALM_GROWTH * (looked_s - self._calm_since_s), LONGEST_S))
 
     def _calm_s(self, factor: float) -> float:
         cost_s = min(self._costs, default=0.0)
         return max(self.interval_s * factor, min(cost_s / CALM_CORES, CALM_MAX_S))
+
+
+def grown_s(quiet_s: float) -> float:
+    """The interval between looks after so long a calm, if it is longer than the usual one."""
+    return min(CALM_GROWTH * quiet_s, LONGEST_S)
 
 
 def is_local(source: Source) -> bool:

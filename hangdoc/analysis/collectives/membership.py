@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hangdoc.analysis import Analysis, Case, Key
-from hangdoc.analysis.ranks.progress import Look, looks_at
+from hangdoc.analysis.ranks.call_path import loops_around
+from hangdoc.analysis.ranks.progress import looks_at
 from hangdoc.analysis.thresholds import TRAINING_LOOKS
 from hangdoc.evidence import Environ, ProcessGroups, limits
 from hangdoc.evidence.collectives import JoinCalls
@@ -46,7 +47,7 @@ def _facts(case: Case, key: Key) -> MembershipFacts:
     if joined is not False:  # the rest is of interest only without a group
         return MembershipFacts(joined)
     looks, loops = looks_at(case, key), case.once("training loops", lambda: _training_loops(case))
-    trains = sum(not loops.isdisjoint(_loops(look)) for look in looks) >= TRAINING_LOOKS
+    trains = sum(not loops.isdisjoint(loops_around(look.path.steps)) for look in looks) >= TRAINING_LOOKS
     calls = case.record(key, "joins")
     call = next(iter(calls.calls), None) if isinstance(calls, JoinCalls) else None
     return MembershipFacts(
@@ -61,12 +62,7 @@ def _facts(case: Case, key: Key) -> MembershipFacts:
 def _training_loops(case: Case) -> frozenset[tuple[str, int]]:
     """The loops, by file and line, in which a rank was seen in backward or in an optimizer."""
     training = (look for key in case.ranks for look in looks_at(case, key) if look.op in TRAINS)
-    return frozenset(loop for look in training for loop in _loops(look))
-
-
-def _loops(look: Look) -> list[tuple[str, int]]:
-    """The loops that a rank is in, those of libraries included."""
-    return [(step.file, loop.first) for step in look.path.steps if step.place for loop in step.place.loops]
+    return frozenset(loop for look in training for loop in loops_around(look.path.steps))
 
 
 def _groups(case: Case, key: Key) -> list[ProcessGroups]:

@@ -9,7 +9,7 @@ from math import gcd
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.compute.wait_time import WaitingRanks
-from hangdoc.analysis.ranks.call_path import CallPath, Step, is_library, per_path
+from hangdoc.analysis.ranks.call_path import CallPath, is_library, loops_around, per_path
 from hangdoc.analysis.ranks.divergence import MUST_DIFFER
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.progress import Look, looks_at
@@ -96,21 +96,17 @@ def in_each_step(case: Case, key: Key) -> bool:
     """
     seen: dict[tuple[str, str], list[float]] = defaultdict(list)
     own = [look for look in _waited_for(case, key) if not _is_shared(case, key, look)]
-    meets = [_loops(look.own) for look in looks_at(case, key) if look.phase == "collective"]
+    meets = [loops_around(look.own) for look in looks_at(case, key) if look.phase == "collective"]
     for look in own:
+        around: list[tuple[str, int]] = []
         for depth, step in enumerate(look.thread):
-            around = _loops(look.thread[at] for at in look.path.own if at <= depth)
+            around += loops_around([step]) if depth in look.path.own else ()
             if _has_loop_inside(around, meets):
                 continue
             for variable in step.variables.values():
                 if variable.kind == "int" and variable.number is not None:
                     seen[step.function, variable.name].append(variable.number)
     return any(_counts_by_one(values) for values in seen.values() if len(values) >= max(MIN_GAPS, MOSTLY * len(own)))
-
-
-def _loops(steps: Iterable[Step]) -> list[tuple[str, int]]:
-    """The loops around these steps by file and line, outermost first."""
-    return [(step.file, loop.first) for step in steps if step.place for loop in step.place.loops]
 
 
 def _has_loop_inside(loops: Sequence[tuple[str, int]], meets: Sequence[Sequence[tuple[str, int]]]) -> bool:

@@ -7,7 +7,7 @@ derived once a path, whatever the number of ranks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
 from operator import attrgetter
@@ -89,6 +89,11 @@ class Step:
 
 
 Steps = Sequence[Step]  # outermost first
+
+
+def loops_around(steps: Iterable[Step]) -> list[tuple[str, int]]:
+    """The loops that enclose these steps, by file and line, outermost first."""
+    return [(step.file, loop.first) for step in steps if step.place for loop in step.place.loops]
 
 
 _FOR = re.compile(r"(async )?for\b")

@@ -15,8 +15,9 @@ from hangdoc.daemon.health import Liveness, Steps
 from hangdoc.daemon.log import Log
 from hangdoc.daemon.notify import Notifier
 from hangdoc.daemon.probe_limits import LimitedProbe
-from hangdoc.daemon.rounds import BLIND_S, LONGEST_LOOK_S, LOOK_S, UNDECIDED_S, URGENT_S, Hooks, Rounds
+from hangdoc.daemon.rounds import BLIND_S, LOOK_S, UNDECIDED_S, URGENT_S, Hooks, Rounds
 from hangdoc.watch.live import WatchedJob
+from hangdoc.watch.pace import LONGEST_S
 from hangdoc.watch.session import WatchOptions
 from probes import load
 
@@ -130,7 +131,7 @@ def test_the_most_urgent_job_decides_when_the_next_look_is_due() -> None:
     loop.governor.level = 2
     assert loop._look_interval_s(now_s) == 4 * LOOK_S
     loop.governor.level = 0
-    for same_s, gap_s in ((10.0, LOOK_S), (100.0, 50.0), (1000.0, LONGEST_LOOK_S)):
+    for same_s, gap_s in ((10.0, LOOK_S), (100.0, 50.0), (1000.0, LONGEST_S)):
         for job in loop._attention.values():
             job.since_s = now_s - same_s
         assert loop._look_interval_s(now_s) == gap_s, "the longer it has been calm, the longer"
