@@ -36,6 +36,8 @@ MARGIN_S = 0.03  # before and after a burst, more than a step: what a burst dela
 AROUND_S = 2.0  # of a burst, in which quiet windows are its baseline
 FEWEST = 8  # quiet windows of a baseline
 LIMIT_PERCENT = 0.1
+WAKEUP_S = 0.0002  # CPU time; less between two readings is no burst: a thread wakes for 50 µs, five times a second
+Windows = Sequence[tuple[float, float]]  # begin and end, on the monotonic clock
 
 
 def ran_s(pid: int) -> float:
@@ -45,14 +47,14 @@ def ran_s(pid: int) -> float:
     return own / 1e9 + cpu_s(pid)[1]
 
 
-def bursts(pid: int, seconds: float) -> list[tuple[float, float]]:
-    """Begin and end of each burst of activity, on the monotonic clock."""
+def bursts(pid: int, seconds: float) -> Windows:
+    """The bursts of activity of a process and its children."""
     found: list[tuple[float, float]] = []
     end, before, at = time.monotonic() + seconds, ran_s(pid), time.monotonic()
     while at < end:
         time.sleep(SAMPLE_S)
         now, used = time.monotonic(), ran_s(pid)
-        if used != before or any(child.state == "R" for child in map(procfs.stat, children(pid)) if child):
+        if used - before > WAKEUP_S or any(child.state == "R" for child in map(procfs.stat, children(pid)) if child):
             if found and at <= found[-1][1] + 2 * MARGIN_S:
                 found[-1] = found[-1][0], now
             else:
@@ -63,9 +65,6 @@ def bursts(pid: int, seconds: float) -> list[tuple[float, float]]:
 
 def children(pid: int) -> list[int]:
     return [int(word) for word in (procfs.read(f"/proc/{pid}/task/{pid}/children") or b"").split()]
-
-
-Windows = Sequence[tuple[float, float]]
 
 
 def extra_s(ends: Sequence[float], active: Windows, judged: Windows) -> list[float]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.postmortem.readers._cleaning import TextLine
-from hangdoc.postmortem.readers._owner_hints import NAME, is_host_name, listed_numbers, prompt_of
+from hangdoc.postmortem.readers._owner_hints import NAME, hosts_in_set, is_host_name, prompt_of
 
 MAX_LINE = 400  # characters
 MAX_SECTION = 8  # lines below one heading: a value or a few, and no report
@@ -30,7 +30,6 @@ _PSSH = re.compile(
 _OF_RANK = re.compile(r"(?<![A-Za-z])RANK[ =:]|(?<![A-Za-z])rank[ _=:]{0,2}\d|\[rank")
 _RULER = re.compile(r"-{4,}\s*")
 _SET = re.compile(r"([A-Za-z][\w.,\[\]-]{0,300}?)(?: \(\d{1,5}\))?\s*")
-_FOLDED = re.compile(r"([\w.-]{1,100})\[([\d,-]{1,200})\]([\w.-]{0,100})")
 _LOOP = re.compile(r"\bfor (?P<name>\w{1,20}) in (?P<values>[^;\n]{1,1000}?) ?; ?do\b(?P<body>.{1,2000})")
 _LABELS = re.compile(r"\b(?:pdsh|clush|dsh|pssh|parallel-ssh)\b .{0,400}[^:]\s*")  # commands whose output has labels
 _LABEL = re.compile(rf"({NAME}): ")
@@ -107,7 +106,7 @@ def _heading(lines: Sequence[TextLine], at: int, looped: frozenset[str] | None) 
         return (one[1],), at + 1, False
     if _RULER.fullmatch(text) and at + 2 < len(lines) and _RULER.fullmatch(lines[at + 2].text):
         named = _SET.fullmatch(lines[at + 1].text)
-        return (_expanded(named[1]) if named else ()), at + 3, False
+        return (hosts_in_set(named[1], MAX_HOSTS) if named else ()), at + 3, False
     if host := _in_front(text, looped):
         alone = text.strip().strip(":=-# ") == host
         return (host,), at + alone, not alone
@@ -154,14 +153,3 @@ def _spread(word: str) -> Iterator[str]:
     first, last = found[2] or found[5], found[3] or found[6]
     for number in range(int(first), min(int(last), int(first) + MAX_HOSTS - 1) + 1):
         yield f"{found[1] or ''}{number:0{len(first)}d}{found[4] or ''}"
-
-
-def _expanded(names: str) -> tuple[str, ...]:
-    """The hosts in `nd[1-4,6],gx2`; empty: there are too many, or they are no names."""
-    found: list[str] = []
-    for part in re.findall(r"[\w.-]{1,100}(?:\[[\d,-]{1,200}\][\w.-]{0,100})?", names):
-        folded = _FOLDED.fullmatch(part)
-        width = len(re.split("[,-]", folded[2])[0]) if folded else 0
-        numbers = listed_numbers(folded[2], MAX_HOSTS) if folded else ()
-        found += [f"{folded[1]}{one:0{width}d}{folded[3]}" for one in numbers] if folded else [part]
-    return tuple(found) if len(found) <= MAX_HOSTS and all(re.fullmatch(NAME, one) for one in found) else ()

@@ -27,6 +27,8 @@ _RANKS = re.compile(
     r"(\d{1,6}(?:\s{0,2}(?:,(?: and)?|and|&|-|\u2013|to|through|thru|\.\.)\s{0,2}(?:rank )?\d{1,6}){1,64})(?![\w.])",
     re.IGNORECASE,
 )
+_SET_PART = re.compile(r"[\w.-]{1,100}(?:\[[\d,-]{1,200}\][\w.-]{0,100})?")  # of `nd[01-04,6],gx2`
+_FOLDED = re.compile(r"([\w.-]{1,100})\[([\d,-]{1,200})\]([\w.-]{0,100})")
 _SPAN = re.compile(r"(\d{1,6})(?:\s{0,2}(?:-|\u2013|to|through|thru|\.\.)\s{0,2}(\d{1,6}))?")
 _OTHER_RANK = re.compile(
     r"(?:local|node|group)[ _-]?rank[\s:=#_-]{0,4}\d{1,6}|world[ _-]?size[\s:=]{0,3}\d{1,6}|(?<=\d)\s?(?:/"
@@ -482,6 +484,19 @@ def listed_numbers(text: str, most: int) -> tuple[int, ...]:
         if len(numbers) > most:
             return ()
     return tuple(numbers)
+
+
+def hosts_in_set(text: str, most: int) -> tuple[str, ...]:
+    """The hosts in `nd[01-04,6],gx2`; empty: there are more than `most`, or they are no names."""
+    found: list[str] = []
+    for part in _SET_PART.findall(text):
+        folded = _FOLDED.fullmatch(part)
+        if folded is None:
+            found.append(part)
+            continue
+        width = len(re.split("[,-]", folded[2])[0])
+        found += [f"{folded[1]}{one:0{width}d}{folded[3]}" for one in listed_numbers(folded[2], most)]
+    return tuple(found) if len(found) <= most and all(re.fullmatch(NAME, one) for one in found) else ()
 
 
 def _may_be_host(word: str) -> bool:

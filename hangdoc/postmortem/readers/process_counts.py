@@ -8,13 +8,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._owner_hints import NAME, prompt_of
+from hangdoc.postmortem.readers._owner_hints import NAME, hosts_in_set, prompt_of
 from hangdoc.postmortem.readers._pasted_text import text_lines
 from hangdoc.postmortem.readers._placement.tokens import may_be_host
 from hangdoc.postmortem.readers._text_source import placement_in
@@ -160,7 +160,7 @@ class Counts:
         elif (row := _ROW.fullmatch(text)) and may_be_host(row["host"]):
             self._add(row["host"], _count(row["count"]), number, text)
             self._rows, self._open = True, 0
-        elif (group := _GROUP.fullmatch(text)) and (hosts := _expanded(group["hosts"])):
+        elif (group := _GROUP.fullmatch(text)) and (hosts := _hosts_of(group["hosts"])):
             self._group = hosts
         else:
             self._open = self._open + 1 if not self._rows and self._open < MAX_BEFORE else -1
@@ -229,26 +229,10 @@ def _count(text: str) -> int:
     return 0 if text.lower() in _NONE else int(text)
 
 
-def _expanded(text: str) -> tuple[str, ...]:
-    """The hosts of a node set such as `n[00-02,07]`."""
-    found: list[str] = []
-    for part in re.findall(r"[^,\[\]]+(?:\[[\d,-]+\])?", text):
-        names = list(_of_set(part))
-        if not names or len(found) + len(names) > MAX_HOSTS:
-            return ()
-        found += names
-    return tuple(found) if all(map(may_be_host, found)) else ()
-
-
-def _of_set(part: str) -> Iterator[str]:
-    stem, bracket, inside = part.rstrip("]").partition("[")
-    if not bracket:
-        yield stem
-        return
-    for span in inside.split(","):
-        first, _, last = span.partition("-")
-        if first.isdecimal() and (last or first).isdecimal() and int(last or first) - int(first) < MAX_HOSTS:
-            yield from (f"{stem}{number:0{len(first)}}" for number in range(int(first), int(last or first) + 1))
+def _hosts_of(text: str) -> tuple[str, ...]:
+    """The hosts of a node set, if all of them may be hosts."""
+    hosts = hosts_in_set(text, MAX_HOSTS)
+    return hosts if all(map(may_be_host, hosts)) else ()
 
 
 READER = ProcessCountReader()

@@ -98,7 +98,8 @@ class AloneLines:
     _heading: str = ""
     _sweep: bool = False
 
-    def feed(self, text: str, number: int) -> None:
+    def feed(self, text: str, number: int) -> bool:
+        """True if the line says that its process is alone."""
         text = text[:MAX_LINE]
         if launched := _TASKS.search(text):
             per_node = "per-node" in launched[0]
@@ -110,7 +111,7 @@ class AloneLines:
                 self._heading = heading
             elif _GOES_ON.search(text):
                 self._runs.clear()
-            return
+            return False
         count, before = self._runs.get(statement, (0, 0))
         count = count + 1 if count and number - before <= MAX_GAP else 1
         self._runs[statement] = count, number
@@ -119,6 +120,7 @@ class AloneLines:
             writers.add(writer)
         if max(count, len(writers)) > self.processes:
             self.processes, self.text, self.line = max(count, len(writers)), text, number
+        return True
 
     @property
     def proved(self) -> bool:

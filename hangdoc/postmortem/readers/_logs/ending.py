@@ -195,14 +195,8 @@ def read_ending(
     counted = len(texts) - MAX_LINES_OF_ONE if one else 0
     starts, local, steps = AloneLines(), LocalValues(), StepTimes()
 
-    def keep(value: PrintedValue, line: Line | None) -> None:
-        if len(printed) < MAX_COUNTERS and (value.rank is not None or line is not None):
-            if value.rank is not None or line is None:
-                by = LineOrigin(value.rank)
-            elif value.name == ALONE:
-                by = origin_of(line)  # the rank in the text is 0 in each of them
-            else:
-                by = _counting(line, origin_of)
+    def keep(value: PrintedValue, by: LineOrigin) -> None:
+        if len(printed) < MAX_COUNTERS:
             if value.name.startswith((NONFINITE, FAREWELL)):
                 printed.setdefault((by, value.name, None), value)
             else:
@@ -210,12 +204,14 @@ def read_ending(
 
     for place, raw in enumerate(texts):
         number = max(first, 1) + place
-        if not one:
-            starts.feed(raw, number)
+        if one:
+            is_alone = alone(raw) is not None
+        else:
+            is_alone = starts.feed(raw, number)
             steps.feed(raw, number)
-            for shown_value in local.feed(raw, number, _step_in(raw[:MAX_STEP_TEXT])):
-                keep(_of_local(shown_value, raw), None)
-        may_tell = (_MAYBE if place >= counted else _MAYBE_ERROR).search(raw) or alone(raw)
+            for shown_value in local.feed(raw, number):
+                keep(_of_local(shown_value, raw), LineOrigin(shown_value.rank))
+        may_tell = is_alone or (_MAYBE if place >= counted else _MAYBE_ERROR).search(raw)
         if not may_tell or (number == first > 1):  # it may be cut
             continue
         for part in raw.split("\r"):
@@ -226,7 +222,13 @@ def read_ending(
                 if before is not None or len(counters) < MAX_COUNTERS:
                     counters[key] = _after(before, counter)
             for value in _printed(line, number):
-                keep(value, line)
+                if value.rank is not None:
+                    by = LineOrigin(value.rank)
+                elif value.name == ALONE:
+                    by = origin_of(line)  # the rank in the text is 0 in each of them
+                else:
+                    by = _counting(line, origin_of)
+                keep(value, by)
             match = _ERROR.match(line.text)
             if match and len(errors) < MAX_ERRORS:
                 message = redact_text(match["message"])[:TEXT]
@@ -308,8 +310,9 @@ def _begin(value: str) -> str:
 
 
 def _of_local(value: LocalValue, text: str) -> PrintedValue:
-    name = f"{_begin(value.value)} {value.name}"
-    return PrintedValue(name, value.value, value.step, text, value.line, None, value.rank)
+    name, step = f"{_begin(value.value)} {value.name}", value.step
+    step = _step_in(text[:MAX_STEP_TEXT]) if step is None else step
+    return PrintedValue(name, value.value, step, text, value.line, None, value.rank)
 
 
 def _step_in(text: str) -> int | None:

@@ -43,7 +43,7 @@ class LocalValue:
     name: str
     value: str
     rank: int
-    step: int | None
+    step: int | None  # in a column of the table
     line: int  # of the list, or of the head of the table: its values are of one moment
 
 
@@ -55,11 +55,11 @@ class LocalValues:
     _line: int = 0  # of its head
     _kept: int = 0
 
-    def feed(self, text: str, number: int, step: int | None) -> Iterator[LocalValue]:
+    def feed(self, text: str, number: int) -> Iterator[LocalValue]:
         if len(text) > MAX_TEXT or self._kept >= MAX_VALUES:
             return
         rows = self._row(text.translate(_BARS), number) if self._columns or _MAYBE_HEAD.search(text) else ()
-        found = list(rows) or list(_listed(text, number, step))
+        found = list(rows) or list(_listed(text, number))
         self._kept += len(found)
         yield from found
 
@@ -95,7 +95,7 @@ def _is_head(cells: list[str]) -> bool:
     return any(map(_RANK_HEAD.fullmatch, cells)) and any(map(_NAME.search, cells)) and len(set(cells)) == len(cells)
 
 
-def _listed(text: str, number: int, step: int | None) -> Iterator[LocalValue]:
+def _listed(text: str, number: int) -> Iterator[LocalValue]:
     """The values of a list or a dictionary over ranks, if one of them is no number."""
     if not _BAD.search(text) or not (name := _NAME.search(text)):
         return
@@ -103,7 +103,7 @@ def _listed(text: str, number: int, step: int | None) -> Iterator[LocalValue]:
     listed = _LIST.search(behind)
     if listed and _OVER_RANKS.search(text[: name.end() + listed.start()]):
         for rank, value in enumerate(listed[1].split(",")):
-            yield LocalValue(_plain(name[0]), value.strip().lower(), rank, step, number)
+            yield LocalValue(_plain(name[0]), value.strip().lower(), rank, None, number)
         return
     pairs = list(_PAIR.finditer(behind))
     named = all(pair["named"] for pair in pairs)
@@ -111,7 +111,7 @@ def _listed(text: str, number: int, step: int | None) -> Iterator[LocalValue]:
     if len(pairs) < LEAST or len(set(ranks)) < len(ranks) or not (named or _OVER_RANKS.search(text)):
         return
     for rank, pair in zip(ranks, pairs, strict=True):
-        yield LocalValue(_plain(name[0]), pair["value"].lower(), rank, step, number)
+        yield LocalValue(_plain(name[0]), pair["value"].lower(), rank, None, number)
 
 
 def _plain(name: str) -> str:
