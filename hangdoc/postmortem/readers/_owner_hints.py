@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+
+from msgspec.structs import replace
 
 from hangdoc.evidence.pieces import ProcessRef
 from hangdoc.postmortem.readers._elided import elision
@@ -247,6 +250,7 @@ class OwnerHints:
     updated: bool = False  # a line since the last dump gave a hint
     companions: dict[int, tuple[int, ...]] = field(default_factory=dict)  # rank -> the ranks that share its heading
     listed: dict[int, int] = field(default_factory=dict)  # PID -> rank, as a list in the text says
+    nodes: Callable[[int], int | None] | None = None  # the node of a process, by its number on it, as the text says
     _row: tuple[int, str | None] | None = None  # the line above names this rank and its PID; the host before it
     _taken: int | None = None  # rank of the last dump
     _spoke: int | None = None  # the rank that calls itself so in the line above
@@ -260,11 +264,19 @@ class OwnerHints:
             rank = self.listed.get(pid) if pid is not None else self._spoke if self.local is None else None
         if rank is None and pid is None and self.local is not None:
             pid = LOCAL_PIDS - self.local
-        process = ProcessRef(rank, self.fixed.host or self.host, pid, local=self.local if rank is None else None)
+        process = ProcessRef(rank, self.fixed.host or self.host, pid)
+        if rank is None and self.local is not None:
+            process = replace(process, local=self.local)
+        elif rank is None and self.fixed.local is not None:
+            process = replace(process, local=self.fixed.local, node=self.fixed.node)
         self._taken = rank
         self.rank = self.pid = self.local = self._spoke = self._row = None
         self.updated = False
         return process
+
+    def node_of(self, local: int) -> int | None:
+        """The node of a process that is shown here by its number on its host."""
+        return self.nodes(local) if self.nodes is not None else None
 
     def rank_of(self, process: ProcessRef, pid: int | None) -> int | None:
         """The rank of a dump whose PID was found in it."""

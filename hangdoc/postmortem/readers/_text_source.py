@@ -18,6 +18,7 @@ from hangdoc.postmortem.readers._logs.scan import CHUNK, Anchors, AnchorSearch
 from hangdoc.postmortem.readers._placement.placement import Placement, placement_of
 from hangdoc.postmortem.readers._rank_output import with_ranks
 from hangdoc.postmortem.readers._unwrapping import unwrapped
+from hangdoc.postmortem.readers._worker_labels import with_worker_ranks
 
 MAX_CLEANED = 4 * 2**20  # bytes; longer texts are programs' output, which nobody pasted
 ALWAYS_CLEANED = 32 * 2**10  # bytes
@@ -100,7 +101,7 @@ def _is_clean(sample: bytes) -> bool:
 
 def cleaned(text: str) -> list[TextLine]:
     """The lines of a text as readers expect them."""
-    return with_headings(with_ranks(unwrapped(clean_lines(text))))
+    return with_headings(with_ranks(with_worker_ranks(unwrapped(clean_lines(text)))))
 
 
 def is_text(head: bytes) -> bool:

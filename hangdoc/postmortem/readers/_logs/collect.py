@@ -30,6 +30,7 @@ from hangdoc.postmortem.readers._logs.tracebacks import (
     watchdog_stack,
 )
 from hangdoc.postmortem.readers._owner_hints import OF_HOST, HostContext, host_in_front
+from hangdoc.postmortem.readers._placement.nodes import NodesOfText
 from hangdoc.postmortem.readers._placement.placement import Placement
 from hangdoc.postmortem.readers.faulthandler import faulthandler_dumps
 from hangdoc.redaction.text import redact, redact_identifier, redact_text
@@ -118,7 +119,7 @@ class LogCollector:
         self.origins = OriginResolver(self.path_origin, source.head_text, style)
         self.run = self.path_origin.process.run
         self.hosts = HostContext()  # of a pasted text
-        self.placement = Placement()  # the same
+        self.nodes = NodesOfText()  # the same
         self.text_line = 0  # of the line that is added, in that text
         self.events: dict[tuple[int, LineOrigin], _OriginEvents] = defaultdict(_OriginEvents)
         self.ends: list[tuple[int, LineOrigin, End]] = []
@@ -129,6 +130,15 @@ class LogCollector:
         head = source.head_text
         self.size = max((int(found[1]) for size in _SIZES for found in size.finditer(head)), default=None)
         self.versions = {name: found[1] for name, version in _VERSIONS if (found := version.search(head))}
+
+    @property
+    def placement(self) -> Placement:
+        """Where a pasted text says that the ranks run."""
+        return self.origins.placement
+
+    def place(self, content: bytes, placement: Placement) -> None:
+        """Use what a pasted text states about the places of its processes."""
+        self.hosts, self.nodes, self.origins.placement = HostContext(content), NodesOfText(content), placement
 
     def add(self, kind: str, matched: MatchedLine, line: Line, match: re.Match[str]) -> None:
         """Record a line that matches a pattern."""
@@ -143,6 +153,8 @@ class LogCollector:
                 line.host = None
         self.origins.observe(kind, line, fields)
         origin = self.origins.origin_of(line)
+        if origin.local is not None and origin.rank is None:
+            origin = replace(origin, node=self.nodes.at(self.text_line, origin.local))
         if kind in ("nccl_rank", "ray_worker"):
             self._set_world_size(fields.get("size"))
             return
