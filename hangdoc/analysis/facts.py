@@ -55,6 +55,7 @@ from hangdoc.analysis.logs.logs import LogsFacts, LogsJob
 from hangdoc.analysis.logs.measured_bandwidth import BandwidthJob
 from hangdoc.analysis.logs.notices import NoticesFacts, NoticesJob
 from hangdoc.analysis.logs.preparations import PreparationFacts, PreparationJob
+from hangdoc.analysis.logs.saves import SaveFacts
 from hangdoc.analysis.logs.printed_values import PrintedFacts, PrintedJob
 from hangdoc.analysis.logs.reported_ports import PortsJob
 from hangdoc.analysis.logs.reported_versions import VersionsFacts, VersionsJob
@@ -167,6 +168,7 @@ class RankFacts:
     logs: LogsFacts
     notices: NoticesFacts
     preparations: PreparationFacts
+    saves: SaveFacts
     versions: VersionsFacts
     printed: PrintedFacts
     figures: FiguresFacts

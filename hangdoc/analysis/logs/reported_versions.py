@@ -17,6 +17,7 @@ from hangdoc.analysis.logs.notices import NoticesJob
 from hangdoc.analysis.thresholds import COMPARABLE_RANKS
 
 KIND, COMPARED = "software_version", "version_mismatch"
+OF_NCCL = "nccl_version"  # a line of NCCL itself
 MAX_SUSPECTS = 16
 MAX_COMPARED = 65_536  # ranks
 
@@ -83,9 +84,9 @@ def _printed(logs: JobLogs) -> tuple[str, dict[int, str]] | None:
     """A package and the version that each rank printed, if they differ; a rank that prints several has none."""
     found: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     ranks = {key: rank for rank, key in logs.keys.items()}
-    for key, event in logs.of_ranks(KIND):
-        if key in ranks and len(found) < MAX_SUSPECTS:
-            found[event.fields.get("package", "")][ranks[key]].add(event.fields.get("version", ""))
+    for key, event in logs.of_ranks(OF_NCCL):
+        if key in ranks:
+            found["nccl"][ranks[key]].add(event.fields.get("version", ""))
     for package, versions in sorted(found.items()):
         one = {rank: next(iter(of)) for rank, of in versions.items() if len(of) == 1}
         if len(set(one.values())) > 1:

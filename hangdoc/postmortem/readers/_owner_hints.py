@@ -174,6 +174,11 @@ _HEADING = re.compile(
     rf"({NAME})(?: (?:has|shows|says|printed|gives|had)(?: (?:this|these|that|only this))?)?"
     r"(?:(?P<end> ?:)| ?[=\-*~]{2,})?\s*"
 )
+# `nid001240 (where ranks 0-3 are), dmesg:`, `gn7 kernel log`
+_KERNEL_OF = re.compile(
+    rf"[\s#*=-]{{0,6}}(?:on )?({NAME})(?: ?\([^()\n]{{1,60}}\))?[,:]? (?:has |'s )?(?:dmesg|kernel(?: log| messages?)?|journal(?:ctl)?"
+    r"|syslog)\b[^\n]{0,40}?[:=*#-]*\s*"
+)
 _SAYS = r"(?: (?:has|had|shows|showed|says|gives|printed|logged)(?: (?:only )?(?:this|these|that))?)"
 _SENTENCE_END = re.compile(
     rf"(?:^|[\s,(])(?:on|from|of)(?: the)?(?: host| node| machine| server)? ({NAME}){_SAYS}?\)?\s?[:.]?\s*$"
@@ -521,6 +526,8 @@ def _stated(text: str) -> tuple[bool, str | None]:
     if prompt := prompt_of(text):
         return prompt.states_host, prompt.host
     if (found := _HEADING.fullmatch(text)) and is_host_name(found[1]) and (found["end"] or text.strip() != found[1]):
+        return True, found[1]
+    if len(text) <= 160 and (found := _KERNEL_OF.fullmatch(text)) and is_host_name(found[1]):
         return True, found[1]
     if (
         len(text) <= 200
