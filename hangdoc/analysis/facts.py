@@ -55,10 +55,10 @@ from hangdoc.analysis.logs.logs import LogsFacts, LogsJob
 from hangdoc.analysis.logs.measured_bandwidth import BandwidthJob
 from hangdoc.analysis.logs.notices import NoticesFacts, NoticesJob
 from hangdoc.analysis.logs.preparations import PreparationFacts, PreparationJob
-from hangdoc.analysis.logs.saves import SaveFacts
 from hangdoc.analysis.logs.printed_values import PrintedFacts, PrintedJob
 from hangdoc.analysis.logs.reported_ports import PortsJob
 from hangdoc.analysis.logs.reported_versions import VersionsFacts, VersionsJob
+from hangdoc.analysis.logs.saves import SaveFacts
 from hangdoc.analysis.logs.tables import TablesFacts, TablesJob
 from hangdoc.analysis.logs.tallies import TalliesJob
 from hangdoc.analysis.logs.transport import TransportJob

@@ -11,7 +11,7 @@ from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, job_logs
 from hangdoc.evidence.logs import LogEvent
 
-BEGUN, ENDED = "saving", "saved"
+KIND = "saving"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +31,16 @@ class SaveDetector(Detector[SaveFacts, None]):
             return facts, None
         gave_up = {key for key, _ in logs.of_ranks(*TIMEOUTS)}
         gave_up |= {key for key, event in logs.of_ranks("exception") if caused_by_peer(event)}
-        for key, event in _begun(logs).items():
+        for key, event in dict(logs.of_ranks(KIND)).items():  # the last of each rank
             if key in facts and key not in gave_up and gave_up and not _goes_on(logs, event):
                 facts[key] = SaveFacts(event.text)
         return facts, None
 
 
-def _begun(logs: JobLogs) -> dict[Key, LogEvent]:
-    """The last beginning of a save of each rank, without those that it finished."""
-    found = {key: event for key, event in logs.of_ranks(BEGUN)}
-    for key, event in logs.of_ranks(ENDED):
-        if key in found and event.line > found[key].line:
-            del found[key]
-    return found
-
-
 def _goes_on(logs: JobLogs, begun: LogEvent) -> bool:
-    """True if a save ended, or a counter grew, after this line of the same file."""
-    return any(event.source == begun.source and event.line > begun.line for event in logs.all("progress", ENDED))
+    """True if the save ended, or a counter grew after this line of the same file."""
+    counted = (event for event in logs.all("progress") if event.source == begun.source)
+    return "ended" in begun.fields or any(event.line > begun.line for event in counted)
 
 
 ANALYSIS = SaveDetector()

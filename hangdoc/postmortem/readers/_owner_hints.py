@@ -81,13 +81,16 @@ _LEAD = re.compile(  # a heading may be a sentence; then it begins with the proc
 )
 # A list of ranks and PIDs in one line: `rank -> pid: 0=90117 1=90118`, `pids 4412 (rank 0), 4413 (rank 1)`.
 _LISTED = re.compile(
-    r"(?<![\d.:])(\d{1,9}) ?(?:[=:]|-+>|=>|\(rank|\(pid|is rank|is pid) ?(\d{1,9})(?![\d.:])", re.IGNORECASE
+    r"(?<![\d.:])(\d{1,9}) ?(?:[=:]|-+>|=>|\(rank|\(pid|is rank|is pid|RANK=) ?(\d{1,9})(?![\d.:])", re.IGNORECASE
 )
 # A line that a loop over PIDs printed: `71822 RANK=2`, `71822: rank 2`.
 PID_FIRST = re.compile(
     r"\s{0,8}(\d{3,9})[\s:=,>-]{1,8}(?:[A-Z_]{1,40}=\S{1,40}\s){0,8}"
     r"(?:RANK=|SLURM_PROCID=|(?:global )?rank[ =:]{0,2})(\d{1,6})(?!\d)(?:\s[A-Z_]{1,40}=\S{1,60}){0,8}\s*"
 )
+_ENVIRON = re.compile(r"/proc/(?:(\d{1,9})|[^\s/]{1,40})/environ\b")
+_OF_ENVIRON = re.compile(r"\s{0,8}(?:export )?RANK=(\d{1,6})\s*")
+_PID_OPTION = re.compile(r"(?:^|\s)(?:-p|--pid)[ =]?(\d{1,9})(?=\s|$)")  # of py-spy, gdb, strace
 _RANK_AND_PID = re.compile(r"\branks?\b.*\bpids?\b|\bpids?\b.*\branks?\b", re.IGNORECASE)
 _SAME = re.compile(
     r"\b(?:(?:same (?:\w{1,12} )?as|identical to|just like|as on|like) (?:on )?rank[ _-]?|(?:same as|identical to) )"
@@ -176,7 +179,8 @@ _HEADING = re.compile(
 )
 # `nid001240 (where ranks 0-3 are), dmesg:`, `gn7 kernel log`
 _KERNEL_OF = re.compile(
-    rf"[\s#*=-]{{0,6}}(?:on )?({NAME})(?: ?\([^()\n]{{1,60}}\))?[,:]? (?:has |'s )?(?:dmesg|kernel(?: log| messages?)?|journal(?:ctl)?"
+    rf"[\s#*=-]{{0,6}}(?:on )?({NAME})(?: ?\([^()\n]{{1,60}}\))?[,:]? (?:has |'s )?"
+    r"(?:dmesg|kernel(?: log| messages?)?|journal(?:ctl)?"
     r"|syslog)\b[^\n]{0,40}?[:=*#-]*\s*"
 )
 _SAYS = r"(?: (?:has|had|shows|showed|says|gives|printed|logged)(?: (?:only )?(?:this|these|that))?)"
@@ -257,6 +261,7 @@ class OwnerHints:
     listed: dict[int, int] = field(default_factory=dict)  # PID -> rank, as a list in the text says
     nodes: Callable[[int], int | None] | None = None  # the node of a process, by its number on it, as the text says
     _row: tuple[int, str | None] | None = None  # the line above names this rank and its PID; the host before it
+    _environ: int | None = None  # the last command printed the environment of this PID; -1: of several
     _taken: int | None = None  # rank of the last dump
     _spoke: int | None = None  # the rank that calls itself so in the line above
     _before: tuple[str, str] = ("", "")
@@ -309,6 +314,10 @@ class OwnerHints:
         if listed := PID_FIRST.fullmatch(text):
             self._list(int(listed[1]), int(listed[2]))
             return
+        if self._environ is not None and (own := _OF_ENVIRON.fullmatch(text)):
+            if self._environ >= 0:
+                self._list(self._environ, int(own[1]))
+            return
         spoke = _SPOKE.match(text)
         self._spoke = int(spoke[1]) if spoke else None
         if len(text) > 200 and not _LISTED.search(text):
@@ -344,7 +353,11 @@ class OwnerHints:
         comment = _COMMENT.search(prompt.command)
         if comment and rank is None and (said := _RANK.search(_OTHER_RANK.sub(" ", comment[0]))):
             rank = int(said[1]) if not _several(comment[0]) else None
-        pid = _PID.search(prompt.command)
+        environ = _ENVIRON.search(prompt.command)
+        self._environ = int(environ[1] or -1) if environ else None
+        pid, option = _PID.search(prompt.command), _PID_OPTION.search(prompt.command)
+        if pid is None and option and int(option[1]) in self.listed:
+            pid = option
         if rank is not None or pid:
             announced = self.rank if self.updated and rank is None else rank  # by a heading above the command
             self.rank, self.pid, self.updated = announced, int(pid[1]) if pid else None, True

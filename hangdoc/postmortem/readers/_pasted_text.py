@@ -117,7 +117,9 @@ def parse_channels(texts: Iterable[str], opening: re.Pattern[str], factory: Pars
         prefix, start = _prefix(text, opening, parsers, lengths)
         if prefix not in parsers:
             named = prefix.strip(_NEUTRAL)
-            hints_by_prefix[prefix] = OwnerHints(fixed=_process_in_prefix(prefix), nodes=nodes.at) if named else unprefixed
+            hints_by_prefix[prefix] = (
+                OwnerHints(fixed=_process_in_prefix(prefix), nodes=nodes.at) if named else unprefixed
+            )
             parsers[prefix] = factory(hints_by_prefix[prefix])
             lengths = sorted({len(one) for one in parsers if one}, reverse=True)
         if (fixed := hints_by_prefix[prefix].fixed).local is not None:

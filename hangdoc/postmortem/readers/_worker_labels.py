@@ -27,12 +27,15 @@ _LABEL = re.compile(
     rf"|(?P<bar>{_NAME})\s{{0,20}}[|>](?!\|)|(?P<colon>{_NAME}):)(?=\s)\s?"
 )
 _RANK = re.compile(
-    r"(?<![\w-])(?:(?:global|world)[ _-]?)?rank(?:[ _]id)?\s{0,2}(?:=|:|#|is|->)?\s{0,2}(\d{1,6})(?![\w.]|-\d)", re.IGNORECASE
+    r"(?<![\w-])(?:(?:global|world)[ _-]?)?rank(?:[ _]id)?\s{0,2}(?:=|:|#|is|->)?\s{0,2}(\d{1,6})(?!\w|\.\d|-\d)",
+    re.IGNORECASE,
 )
-_OTHER_RANKS = re.compile(r"(?:local|node|group|tp|pp|dp|tensor|pipeline|data)[ _-]?(?:parallel[ _-])?rank", re.IGNORECASE)
+_OTHER_RANKS = re.compile(
+    r"(?:local|node|group|tp|pp|dp|tensor|pipeline|data)[ _-]?(?:parallel[ _-])?rank", re.IGNORECASE
+)
 _SAYS = re.compile(
     rf"(?<![\w.-])(?P<name>{_NAME})\s{{0,3}}(?:=|is|was given|got|has|runs|->|\u2192|:|\()\s{{0,3}}(?:the )?"
-    r"(?:global[ _-]?)?rank[ =:#]{0,2}(?P<rank>\d{1,6})(?![\w.])",
+    r"(?:global[ _-]?)?rank[ =:#]{0,2}(?P<rank>\d{1,6})(?!\w|\.\d)",
     re.IGNORECASE,
 )
 _NO_LABEL = re.compile(

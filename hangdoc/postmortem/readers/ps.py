@@ -53,7 +53,8 @@ _BESIDE = re.compile(
 )
 _STATE = re.compile(r"[RSDTtZXI][<NLsl+]{0,5}")
 _LAUNCHER = re.compile(
-    r"torchrun|torch\.distributed\.(?:run|launch)|torch/distributed/(?:run|launch)\.py|(?<![\w.-])deepspeed(?= )|deepspeed\.launcher"
+    r"torchrun|torch\.distributed\.(?:run|launch)|torch/distributed/(?:run|launch)\.py|(?<![\w.-])deepspeed(?= )"
+    r"|deepspeed\.launcher"
     r"|accelerate(?:\.commands\.launch| launch|-launch)|\bmpi(?:run|exec)\b|\bprted?\b|\borted\b|slurmstepd|\bsrun\b"
     r"|hydra_pmi"
 )
@@ -312,6 +313,8 @@ def _process_of(row: _Row, ranks: Sequence[_Row], host: str | None, placement: P
     rank = row.rank if row.rank is not None else _number(_RANK, row.command)
     if rank is None and row.local is not None and sum(one.local == row.local for one in ranks) == 1:
         rank = placement.rank_of_local(host, row.node, row.local)
+        if rank == row.local and row.node is None and not placement.places(host) and not placement.one_node:
+            rank = None  # the job may have other nodes
     return ProcessRef(rank, host, row.pid)
 
 

@@ -29,11 +29,11 @@ class LineOrigin:
 
     rank: int | None = None
     local: int | None = None
-    node: int | None = None  # the number of its host in the job
     host: str | None = None
     pid: int | None = None
     group_rank: int | None = None  # in the default group
     gpu: int | None = None  # its PCI address, as NCCL prints it
+    node: int | None = None  # the number of its host in the job
     launcher: bool = False  # a launcher wrote it, about processes that may not exist
 
 
@@ -108,7 +108,7 @@ class OriginResolver:
         """The origin that a line states."""
         default = line.group in (None, "0") and line.group_name in (None, "default_pg", "")
         group_rank = line.group_rank if default else None
-        return LineOrigin(line.rank, line.local, None, line.host, line.pid, group_rank)
+        return LineOrigin(line.rank, line.local, line.host, line.pid, group_rank)
 
     @property
     def single_writer(self) -> bool:

@@ -76,6 +76,14 @@ _RAISER = re.compile(r"\(RANK (\d{1,6})\)|DeadLock detected from rank: (\d{1,6})
 _NUMBERED = re.compile(r"([\w.-]{1,100}?[-_.]?)(\d{1,6})")
 MAX_CONTAINERS = 64  # rows before and after one
 _SPAWNED = re.compile(r"-- Process (\d{1,4}) terminated with the following error:")
+# The end of a save, in the words of frameworks and scripts.
+_SAVED = re.compile(
+    r"\bsaved (?:the |a |model |training ){0,2}checkpoint|checkpoint (?:was |has been |successfully )?(?:saved|written)"
+    r"|(?:finished|done|completed?) (?:saving|writing)|(?:save|saving) (?:finished|done|completed?|took)"
+    r"|\[Torch\] Saved ",
+    re.IGNORECASE,
+)
+MAX_SAVE = 200  # lines behind its beginning
 _SHAPE = re.compile(r"(?:^|[\s-])Process (\d{1,6}): (\[[\d, \[\]]{0,200}\])\s*$")
 MAX_PROCESSES = 1024  # lines of a list
 _TIMED = re.compile(r"\d\d:\d\d:\d\d")
@@ -193,6 +201,8 @@ class LogCollector:
             origin = replace(origin, rank=int(fields["rank"]))  # DDP names the rank that raises
         elif kind == "announced" and origin.rank is None and origin.pid is None:
             origin = replace(origin, rank=int(fields["rank"]))  # it speaks of itself
+        elif kind == "saving" and any(_SAVED.search(text[:TEXT]) for text in matched.after(MAX_SAVE)):
+            fields["ended"] = "yes"
         elif kind == "calls_differ" and (odd := _odd_process(matched)) is not None:
             fields["odd"] = str(odd)
         elif kind == "container_exit" and not _has_peers(fields.get("container") or fields["name"], matched):

@@ -31,7 +31,9 @@ _ENTRY = re.compile(r"\s{0,6}\|\s{0,4}(\d{1,2})\s{0,8}\|\s{0,4}Name:")
 _OF_ENTRY = re.compile(rf"PCI Bus ID\s{{0,4}}:\s{{0,4}}({_ADDRESS})")
 _LISTED = re.compile(r"\s{0,8}GPU (\d{1,2}): .{0,80}\(UUID: (GPU-[0-9a-f-]{8,40})\)")
 _OF_KERNEL = re.compile(rf"GPU at (?:PCI:)?({_ADDRESS}): (GPU-[0-9a-f-]{{8,40}})")
-_NO_LIST = re.compile(r"\b(?:Xid|NVRM|pcieport|AER|mlx\d|busId|NIC|ethernet|InfiniBand|nvme)\b|(?<![\w:])\d\d:\d\d:\d\d")
+_NO_LIST = re.compile(
+    r"\b(?:Xid|NVRM|pcieport|AER|mlx\d|busId|NIC|ethernet|InfiniBand|nvme)\b|(?<![\w:])\d\d:\d\d:\d\d"
+)
 
 
 def bus_of(address: str) -> str:

@@ -37,19 +37,22 @@ _PER_NODE = re.compile(
 )
 # `2x4 gpus`, `2 x 8 A100`: nodes, and what each has.
 _GRID = re.compile(
-    rf"(?<![\w.x*])(\d{{1,4}}) ?(?:x|\*|\u00d7) ?(\d{{1,4}})(?: ?x)?[ -]?"
-    r"(?:gpus?|ranks?|procs?|processes|gcds?|devices|accelerators|(?:nvidia[ -]?)?(?:[ahv]\d{{2,3}}s?|mi\d{{3}}x?|b200|l40s?|rtx ?\w{{4,6}}))\b",
+    r"(?<![\w.x*])(\d{1,4}) ?(?:x|\*|\u00d7) ?(\d{1,4})(?: ?x)?[ -]?"
+    r"(?:gpus?|ranks?|procs?|processes|gcds?|devices|accelerators"
+    r"|(?:nvidia[ -]?)?(?:[ahv]\d{2,3}s?|mi\d{3}x?|b200|l40s?|rtx ?\w{4,6}))\b",
     re.IGNORECASE,
 )
 # `16 ranks on 2 nodes`, `24 ranks / 6 nodes`: how many there are in all.
 _TOTAL = re.compile(
-    rf"(?<![\w.-])(\d{{1,6}}) ?{_UNIT} ?(?:on|/|over|across|in total on|, ?|\() ?(\d{{1,4}}) ?(?:nodes|hosts|machines|boxes|servers)\b",
+    rf"(?<![\w.-])(\d{{1,6}}) ?{_UNIT} ?(?:on|/|over|across|in total on|, ?|\()"
+    r" ?(\d{1,4}) ?(?:nodes|hosts|machines|boxes|servers)\b",
     re.IGNORECASE,
 )
 # A launcher's own command line: which node this is, and how many there are.
 _NODES = re.compile(
     r"(?<![\w-])--?n(?:um)?[_-]?(?:nodes|machines)[= ](?:\d{1,4}:)?(\d{1,4})\b|\bNNODES=(\d{1,4})\b", re.IGNORECASE
 )
+_ON_LOOPBACK = re.compile(r"--master[_-]addr[= ](?:127\.0\.0\.1|localhost)\b")
 _MAPPED = re.compile(rf"'(?!localhost'|127\.)({NAME})': \[(\d{{1,6}}(?:, \d{{1,6}}){{0,63}})\]")
 _SLOTS = re.compile(rf"\W{{0,4}}({NAME})\s{{1,20}}slots ?= ?(\d{{1,4}})\s*(?:max_slots=\d{{1,4}})?\s*")
 _WORLD_INFO = re.compile(r"--world_info[= ]([A-Za-z0-9_=+/-]{8,12000})(?=\s|$)")  # base64 of JSON: host -> GPUs
@@ -64,6 +67,7 @@ class JobLayout:
     """Takes the lines of a text in order."""
 
     several_nodes: bool = False  # the text says that the job has several
+    one_node: bool = False  # a launcher's command line says that it has one
     _sizes: Counter[int] = field(default_factory=Counter)
     _worlds: bool = False  # a command line of DeepSpeed's launcher was read
     _mapped: list[Seat] = field(default_factory=list)
@@ -91,7 +95,8 @@ class JobLayout:
                 self._sizes[size] += 1
                 self.several_nodes = True
         for found in _NODES.finditer(text):
-            self.several_nodes = self.several_nodes or int(found[1] or found[2]) > 1
+            self._count_nodes(int(found[1] or found[2]))
+        self.one_node = self.one_node or _ON_LOOPBACK.search(text) is not None
         if slots := _SLOTS.fullmatch(text):
             name, count = slots[1].lower(), int(slots[2])
             self._twice = self._twice or name in self._slots
@@ -100,9 +105,13 @@ class JobLayout:
         self._in_order = self._in_order or _BY_SLOT.search(text) is not None
         self._other = self._other or _OTHER_ORDER.search(text) is not None
 
+    def _count_nodes(self, count: int) -> None:
+        self.several_nodes = self.several_nodes or count > 1
+        self.one_node = self.one_node or count == 1
+
     def _add_world(self, slots: Mapping[str, int]) -> None:
         """The nodes of a job in order, and how many ranks each has."""
-        self.several_nodes = self.several_nodes or len(slots) > 1
+        self._count_nodes(len(slots))
         sizes = set(slots.values())
         if len(sizes) == 1:
             self._sizes[sizes.pop()] += 1

@@ -23,14 +23,16 @@ _ORDINALS = {
     for word in words
 }
 _NODE = re.compile(
-    r"(?<![A-Za-z])(?:(?:node|machine|group)[ _-]?rank|slurm_nodeid|node[ _-]?(?:id|index|idx))[\s:=#(]{0,3}(?P<rank>\d{1,4})"
+    r"(?<![A-Za-z])(?:(?:node|machine|group)[ _-]?rank|slurm_nodeid|node[ _-]?(?:id|index|idx))[\s:=#(]{0,3}"
+    r"(?P<rank>\d{1,4})"
     r"(?![\w.])|(?<![A-Za-z])(?:node|machine)[ _#=-]{1,2}(?P<bare>\d{1,3})(?![\w.]|-\d)"
     rf"|\b(?P<word>{'|'.join(_ORDINALS)}) (?:node|host|machine|box|server)\b",
     re.IGNORECASE,
 )
 _LABELLED = re.compile(r"\s{0,8}(?:>\s)?\[[A-Za-z]{0,24}\d{1,6}\]:?\s")
 _LOCAL = re.compile(
-    r"\[?\b(?:default|local[ _-]?(?:rank|id|process)[ :=#]{0,2}|lr[ =]?|worker[ _#]|cuda:|gpu[ _#]?)(\d{1,4})\b(?!\.\d)",
+    r"\[?\b(?:default|local[ _-]?(?:rank|id|process)[ :=#]{0,2}|lr[ =]?|worker[ _#]|cuda:|gpu[ _#]?)"
+    r"(\d{1,4})\b(?!\.\d)",
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"(?<=[.;!?])\s+|\s(?=but\b|while\b|whereas\b)")

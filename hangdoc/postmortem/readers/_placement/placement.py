@@ -48,6 +48,7 @@ class Placement:
     buses: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (host, PCI bus and device) -> rank
     indices: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (host, PCI bus and device) -> GPU
     per_node: int | None = None  # ranks on each host
+    one_node: bool = False  # the text says that the job runs on one host
     local_is_rank: bool = True  # nothing shows that the number of a rank or GPU on its host is another than its rank
     index_is_rank: bool = False  # the number of a GPU is its rank
     ordinal_is_rank: bool = False  # the number at the end of a pod's name is its rank
@@ -83,6 +84,10 @@ class Placement:
             rank = self.rank_on_node(node, local)
         return local if rank is None and self.local_is_rank and not node else rank
 
+    def places(self, host: str | None) -> bool:
+        """True if the text says which ranks run on this host."""
+        return any(at == _short(host) for at, _ in self.locals)
+
     def rank_on_node(self, node: int | None, local: int) -> int | None:
         """The rank of a process by its number on a node, if every node has the same number of ranks."""
         if node is None or (self.per_node is None and node > 0) or local >= (self.per_node or MAX_LOCAL):
@@ -105,8 +110,9 @@ class Placement:
         """A piece whose process has the rank and the host that the text gives it."""
         process = piece.process
         rank = self.rank_of(process)
-        if rank is None and process.local is not None and process.pid == LOCAL_PIDS - process.local:
-            rank = self.rank_of_local(process.host, process.node, process.local)
+        labelled = process.local is not None and process.pid == LOCAL_PIDS - process.local and process.host is None
+        if rank is None and process.local is not None and labelled:
+            rank = self.rank_of_local(None, process.node, process.local)
         host = process.host or (self.hosts.get(rank) if rank is not None else None)
         if (rank, host) == (process.rank, process.host):
             return piece
@@ -165,7 +171,8 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout)
             if numbering.counts_gpus:
                 gpus.setdefault((host, number), rank)
     later_node = any(node > 0 for seat in stated for node in seat.nodes)
-    one_host = len({_short(host) for host in hosts.values()}) < 2 and not later_node and not layout.several_nodes
+    several = later_node or layout.several_nodes or numbering.several_hosts
+    one_host = not several and len({_short(host) for host in hosts.values()}) < 2
     local_is_rank = one_host and all(number == rank for (_, number), rank in (*locals_.items(), *gpus.items()))
     return Placement(
         hosts,
@@ -174,6 +181,7 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout)
         gpus,
         _buses(seats, hosts, gpus),
         per_node=per_node,
+        one_node=local_is_rank and (numbering.one_host or layout.one_node),
         local_is_rank=local_is_rank,
         index_is_rank=numbering.gpu_is_rank and local_is_rank,
         ordinal_is_rank=numbering.ordinal_is_rank,
@@ -241,5 +249,3 @@ def _unique(pairs: Iterable[tuple[KeyT, ValueT]]) -> dict[KeyT, ValueT]:
 def _short(host: str | None) -> str:
     """A host without its domain, in lower case; "": none."""
     return (host if host[:1].isdecimal() else host.partition(".")[0]).lower() if host else ""
-
-
