@@ -61,6 +61,7 @@ from hangdoc.analysis.logs.printed_values import PrintedFacts, PrintedJob
 from hangdoc.analysis.logs.recompiles import RecompilesFacts, RecompilesJob
 from hangdoc.analysis.logs.reported_ports import PortsJob
 from hangdoc.analysis.logs.reported_versions import VersionsFacts, VersionsJob
+from hangdoc.analysis.logs.saves import SaveFacts
 from hangdoc.analysis.logs.tables import TablesFacts, TablesJob
 from hangdoc.analysis.logs.tallies import TalliesJob
 from hangdoc.analysis.logs.transport import TransportJob
@@ -174,6 +175,7 @@ class RankFacts:
     notices: NoticesFacts
     preparations: PreparationFacts
     recompiles: RecompilesFacts
+    saves: SaveFacts
     versions: VersionsFacts
     printed: PrintedFacts
     figures: FiguresFacts

@@ -15,6 +15,7 @@ class ProcessRef(Record, frozen=True):
     pid: int | None = None
     run: int = 0  # restarts of the job so far
     local: int | None = None  # its number among the ranks of its host, if the rank is not stated
+    node: int | None = None  # the number of its host in the job, if the rank is not stated
 
 
 class Piece(Record, frozen=True):

@@ -17,6 +17,7 @@ from hangdoc.analysis.logs.notices import NoticesJob
 from hangdoc.analysis.thresholds import COMPARABLE_RANKS
 
 KIND, COMPARED = "software_version", "version_mismatch"
+OF_NCCL = "nccl_version"  # a line of NCCL itself
 MAX_SUSPECTS = 16
 MAX_COMPARED = 65_536  # ranks
 
@@ -32,7 +33,7 @@ class VersionsFacts:
 
 @dataclass(frozen=True, slots=True)
 class VersionsJob:
-    """Versions that differ between hosts. None: all agree, or fewer than two hosts show one."""
+    """Versions that differ between hosts or ranks. None: all agree, or fewer than two show one."""
 
     text: str | None = None  # "tpu-1 has nccl 2.20.5, tpu-2 and tpu-3 nccl 2.19.3"
     other: tuple[Suspect, ...] = ()  # hosts with another version than most; none of two
@@ -54,6 +55,10 @@ class ReportedVersionsDetector(Detector[VersionsFacts, VersionsJob]):
         if logs and of_ranks:
             facts |= {logs.keys[rank]: VersionsFacts(odd=True) for rank in odd if rank in logs.keys}
             named = tuple(Suspect(rank) for rank in odd if rank not in logs.keys)[:MAX_SUSPECTS]
+        if logs and not of_ranks and (printed := _printed(logs)) is not None:
+            facts |= {logs.keys[rank]: VersionsFacts(odd=True) for rank in _odd(printed[1]) if rank in logs.keys}
+            text = f"{printed[0]} {_sides(printed[1])}"
+            return facts, VersionsJob(text[:400], (), named, _failed(logs))
         ranks_text = _sides(of_ranks) if of_ranks else None
         for package, versions in _by_package(logs).items() if logs else ():
             if logs is None or len(set(versions.values())) < 2:
@@ -64,11 +69,29 @@ class ReportedVersionsDetector(Detector[VersionsFacts, VersionsJob]):
             for host in sorted(versions, key=lambda host: (host not in other, host)):
                 sides[versions[host]].append(host)
             text = ", ".join(f"{' and '.join(hosts[:3])}: {package} {version}" for version, hosts in sides.items())
-            failed = any(True for _ in logs.all("exception", "connect_failed", COMPARED, "socket_broken"))
             suspects = tuple(Suspect(None, None, host) for host in other)[:MAX_SUSPECTS]
             blamed = named if odd else suspects or named
-            return facts, VersionsJob(text[:400], suspects, blamed, failed, bool(of_ranks), ranks_text)
+            return facts, VersionsJob(text[:400], suspects, blamed, _failed(logs), bool(of_ranks), ranks_text)
         return facts, VersionsJob(blamed=named, compared=bool(of_ranks), ranks_text=ranks_text)
+
+
+def _failed(logs: JobLogs) -> bool:
+    """A line shows that ranks failed."""
+    return any(True for _ in logs.all("exception", "connect_failed", COMPARED, "socket_broken"))
+
+
+def _printed(logs: JobLogs) -> tuple[str, dict[int, str]] | None:
+    """A package and the version that each rank printed, if they differ; a rank that prints several has none."""
+    found: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    ranks = {key: rank for rank, key in logs.keys.items()}
+    for key, event in logs.of_ranks(OF_NCCL):
+        if key in ranks:
+            found["nccl"][ranks[key]].add(event.fields.get("version", ""))
+    for package, versions in sorted(found.items()):
+        one = {rank: next(iter(of)) for rank, of in versions.items() if len(of) == 1}
+        if len(set(one.values())) > 1:
+            return package, one
+    return None
 
 
 def _odd(versions: Mapping[Subject, str]) -> set[Subject]:

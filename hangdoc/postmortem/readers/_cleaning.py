@@ -202,6 +202,9 @@ _COLUMN = re.compile(
 )
 
 
+_VARIABLE = re.compile(r"\s{0,4}(?:[A-Z_]{0,40}RANK|SLURM_PROCID)=\d{1,6}(?:\s|$)")
+
+
 def _without_numbers(lines: list[TextLine]) -> list[TextLine]:
     """Without the line numbers of `grep -n`, `cat -n` and `nl`."""
     return _renumbered(_renumbered(lines, _NUMBERED, _are_of_grep), _LISTED, _are_of_cat)
@@ -238,8 +241,13 @@ def _are_of_grep(matches: Sequence[re.Match[str]]) -> bool:
 
 
 def _are_of_cat(matches: Sequence[re.Match[str]]) -> bool:
-    """True if each number follows the one before, from 1 on: rows of tables count from 0."""
+    """True if each number follows the one before, from 1 on: rows of tables count from 0.
+
+    PIDs may follow each other as well, in front of the variable of the environment that a loop printed for each.
+    """
     numbers = [int(match[1]) for match in matches]
+    if all(_VARIABLE.match(match.string, match.end()) for match in matches):
+        return False
     return len(numbers) >= 3 and numbers[0] > 0 and all(b == a + 1 for a, b in pairwise(numbers))
 
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+
+from msgspec.structs import replace
 
 from hangdoc.evidence.pieces import ProcessRef
 from hangdoc.postmortem.readers._elided import elision
@@ -81,13 +84,16 @@ _LEAD = re.compile(  # a heading may be a sentence; then it begins with the proc
 )
 # A list of ranks and PIDs in one line: `rank -> pid: 0=90117 1=90118`, `pids 4412 (rank 0), 4413 (rank 1)`.
 _LISTED = re.compile(
-    r"(?<![\d.:])(\d{1,9}) ?(?:[=:]|-+>|=>|\(rank|\(pid|is rank|is pid) ?(\d{1,9})(?![\d.:])", re.IGNORECASE
+    r"(?<![\d.:])(\d{1,9}) ?(?:[=:]|-+>|=>|\(rank|\(pid|is rank|is pid|RANK=) ?(\d{1,9})(?![\d.:])", re.IGNORECASE
 )
 # A line that a loop over PIDs printed: `71822 RANK=2`, `71822: rank 2`.
 PID_FIRST = re.compile(
     r"\s{0,8}(\d{3,9})[\s:=,>-]{1,8}(?:[A-Z_]{1,40}=\S{1,40}\s{1,4}){0,8}"
     r"(?:RANK=|SLURM_PROCID=|(?:global )?rank[ =:]{0,2})(\d{1,6})(?!\d)(?:\s{1,4}[A-Z_]{1,40}=\S{1,60}){0,8}\s*"
 )
+_ENVIRON = re.compile(r"/proc/(?:(\d{1,9})|[^\s/]{1,40})/environ\b")
+_OF_ENVIRON = re.compile(r"\s{0,8}(?:export )?RANK=(\d{1,6})\s*")
+_PID_OPTION = re.compile(r"(?:^|\s)(?:-p|--pid)[ =]?(\d{1,9})(?=\s|$)")  # of py-spy, gdb, strace
 _RANK_AND_PID = re.compile(r"\branks?\b.*\bpids?\b|\bpids?\b.*\branks?\b", re.IGNORECASE)
 _SAME = re.compile(
     r"\b(?:(?:same (?:\w{1,12} )?as|identical to|just like|as on|like) (?:on )?rank[ _-]?|(?:same as|identical to) )"
@@ -178,6 +184,12 @@ _HEADING = re.compile(
     rf"({NAME})(?: (?:has|shows|says|printed|gives|had)(?: (?:this|these|that|only this))?)?"
     r"(?:(?P<end> ?:)| ?[=\-*~]{2,})?\s*"
 )
+# `nid001240 (where ranks 0-3 are), dmesg:`, `gn7 kernel log`
+_KERNEL_OF = re.compile(
+    rf"[\s#*=-]{{0,6}}(?:on )?({NAME})(?: ?\([^()\n]{{1,60}}\))?[,:]? (?:has |'s )?"
+    r"(?:dmesg|kernel(?: log| messages?)?|journal(?:ctl)?"
+    r"|syslog)\b[^\n]{0,40}?[:=*#-]*\s*"
+)
 _SAYS = r"(?: (?:has|had|shows|showed|says|gives|printed|logged)(?: (?:only )?(?:this|these|that))?)"
 _SENTENCE_END = re.compile(
     rf"(?:^|[\s,(])(?:on|from|of)(?: the)?(?: host| node| machine| server)? ({NAME}){_SAYS}?\)?\s?[:.]?\s*$"
@@ -254,7 +266,9 @@ class OwnerHints:
     updated: bool = False  # a line since the last dump gave a hint
     companions: dict[int, tuple[int, ...]] = field(default_factory=dict)  # rank -> the ranks that share its heading
     listed: dict[int, int] = field(default_factory=dict)  # PID -> rank, as a list in the text says
+    nodes: Callable[[int], int | None] | None = None  # the node of a process, by its number on it, as the text says
     _row: tuple[int, str | None] | None = None  # the line above names this rank and its PID; the host before it
+    _environ: int | None = None  # the last command printed the environment of this PID; -1: of several
     _taken: int | None = None  # rank of the last dump
     _spoke: int | None = None  # the rank that calls itself so in the line above
     _before: tuple[str, str] = ("", "")
@@ -267,11 +281,19 @@ class OwnerHints:
             rank = self.listed.get(pid) if pid is not None else self._spoke if self.local is None else None
         if rank is None and pid is None and self.local is not None:
             pid = LOCAL_PIDS - self.local
-        process = ProcessRef(rank, self.fixed.host or self.host, pid, local=self.local if rank is None else None)
+        process = ProcessRef(rank, self.fixed.host or self.host, pid)
+        if rank is None and self.local is not None:
+            process = replace(process, local=self.local)
+        elif rank is None and self.fixed.local is not None:
+            process = replace(process, local=self.fixed.local, node=self.fixed.node)
         self._taken = rank
         self.rank = self.pid = self.local = self._spoke = self._row = None
         self.updated = False
         return process
+
+    def node_of(self, local: int) -> int | None:
+        """The node of a process that is shown here by its number on its host."""
+        return self.nodes(local) if self.nodes is not None else None
 
     def rank_of(self, process: ProcessRef, pid: int | None) -> int | None:
         """The rank of a dump whose PID was found in it."""
@@ -298,6 +320,10 @@ class OwnerHints:
             return
         if listed := PID_FIRST.fullmatch(text):
             self._list(int(listed[1]), int(listed[2]))
+            return
+        if self._environ is not None and (own := _OF_ENVIRON.fullmatch(text)):
+            if self._environ >= 0:
+                self._list(self._environ, int(own[1]))
             return
         spoke = _SPOKE.match(text)
         self._spoke = int(spoke[1]) if spoke else None
@@ -334,7 +360,11 @@ class OwnerHints:
         comment = _COMMENT.search(prompt.command)
         if comment and rank is None and (said := _RANK.search(_OTHER_RANK.sub(" ", comment[0]))):
             rank = int(said[1]) if not _several(comment[0]) else None
-        pid = _PID.search(prompt.command)
+        environ = _ENVIRON.search(prompt.command)
+        self._environ = int(environ[1] or -1) if environ else None
+        pid, option = _PID.search(prompt.command), _PID_OPTION.search(prompt.command)
+        if pid is None and option and int(option[1]) in self.listed:
+            pid = option
         if rank is not None or pid:
             announced = self.rank if self.updated and rank is None else rank  # by a heading above the command
             self.rank, self.pid, self.updated = announced, int(pid[1]) if pid else None, True
@@ -546,6 +576,8 @@ def _stated(text: str) -> tuple[bool, str | None]:
     if prompt := prompt_of(text):
         return prompt.states_host, prompt.host
     if (found := _HEADING.fullmatch(text)) and is_host_name(found[1]) and (found["end"] or text.strip() != found[1]):
+        return True, found[1]
+    if len(text) <= 160 and (found := _KERNEL_OF.fullmatch(text)) and is_host_name(found[1]):
         return True, found[1]
     if (
         len(text) <= 200

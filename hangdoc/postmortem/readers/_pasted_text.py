@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._owner_hints import NAME, OwnerHints
+from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, NAME, OwnerHints
+from hangdoc.postmortem.readers._placement.nodes import NodeContext
 from hangdoc.postmortem.readers._text_source import text_source
 from hangdoc.system import input_limits
 
@@ -33,8 +34,9 @@ _TIME = re.compile(
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,100} [\w./-]{1,60}\[\d{1,9}\]:)(?:[ \t]|$)"
 )
 _HOST_PREFIX = re.compile(rf"({NAME}): ?$")
+_LOCAL_PREFIX = re.compile(r"\[(?:(?!rank)[a-z]{1,24})?(\d{1,4})\]:\s*$")  # torchrun --tee: role and local rank
 _RANK_PREFIX = re.compile(
-    r"\[(?:rank|default|RANK )?(\d{1,6})\]:?\s*$|\[\d+,(\d{1,6})\]<std(?:out|err)>:?\s*$|^\s*(\d{1,6}): ?$"
+    r"\[(?:rank|RANK )?(\d{1,6})\]:?\s*$|\[\d+,(\d{1,6})\]<std(?:out|err)>:?\s*$|^\s*(\d{1,6}): ?$"
 )
 _POD_PREFIX = re.compile(rf"\[pod/({NAME})/[^\]]*\]\s*$|^({NAME})\s+\|\s*$")
 _RAY_PREFIX = re.compile(rf"pid=(\d{{1,9}})(?:, ip=({NAME}))?\)\s*$")
@@ -104,18 +106,24 @@ class ParserFactory(Protocol):
 
 def parse_channels(texts: Iterable[str], opening: re.Pattern[str], factory: ParserFactory) -> Iterator[Piece]:
     """Parse interleaved channels. `opening` matches the start of the line that opens a dump."""
-    unprefixed = OwnerHints()  # shared by indented and quoted text: hints outside a quote hold inside it
+    nodes = NodeContext()
+    unprefixed = OwnerHints(nodes=nodes.at)  # shared by indented and quoted text: hints outside a quote hold inside it
     hints_by_prefix = {"": unprefixed}
     parsers: dict[str, ChannelParser] = {"": factory(unprefixed)}
     owners = _Owners(unprefixed)
     lengths: list[int] = []
     for text in texts:
+        nodes.feed(text)
         prefix, start = _prefix(text, opening, parsers, lengths)
         if prefix not in parsers:
             named = prefix.strip(_NEUTRAL)
-            hints_by_prefix[prefix] = OwnerHints(fixed=_process_in_prefix(prefix)) if named else unprefixed
+            hints_by_prefix[prefix] = (
+                OwnerHints(fixed=_process_in_prefix(prefix), nodes=nodes.at) if named else unprefixed
+            )
             parsers[prefix] = factory(hints_by_prefix[prefix])
             lengths = sorted({len(one) for one in parsers if one}, reverse=True)
+        if (fixed := hints_by_prefix[prefix].fixed).local is not None:
+            hints_by_prefix[prefix].fixed = replace(fixed, node=nodes.at(fixed.local))
         rest = text[start:]
         if not parsers[prefix].feed(rest):
             hints_by_prefix[prefix].observe(rest)
@@ -193,17 +201,21 @@ def _is_prefix(text: str) -> bool:
 
 def _process_in_prefix(prefix: str) -> ProcessRef:
     """The process that a prefix names."""
-    rest, rank, pid, host = prefix, None, None, None
+    rest, rank, pid, host, local = prefix, None, None, None, None
     for _ in range(3):
         if ray := _RAY_PREFIX.search(rest):
             return ProcessRef(rank, ray[2] or host, int(ray[1]))
-        if found := _RANK_PREFIX.search(rest):
+        if rank is None and (found := _LOCAL_PREFIX.search(rest)):
+            local = int(found[1])
+        elif found := _RANK_PREFIX.search(rest):
             rank = int(next(group for group in found.groups() if group))
         elif (found := _POD_PREFIX.search(rest)) or (found := _HOST_PREFIX.search(rest)):
             host = next(group for group in found.groups() if group)
         else:
             break
         rest = rest[: found.start()]
+    if rank is None and local is not None:
+        return ProcessRef(None, host, LOCAL_PIDS - local if pid is None else pid, local=local)
     return ProcessRef(rank, host, pid)
 
 

@@ -20,6 +20,7 @@ from hangdoc.postmortem.readers._placement.addresses import AddressBook, address
 from hangdoc.postmortem.readers._placement.placement import Placement, outer_lines, placement_of
 from hangdoc.postmortem.readers._rank_output import with_ranks
 from hangdoc.postmortem.readers._unwrapping import unwrapped
+from hangdoc.postmortem.readers._worker_labels import with_worker_ranks
 
 MAX_CLEANED = 4 * 2**20  # bytes; longer texts are programs' output, which nobody pasted
 ALWAYS_CLEANED = 32 * 2**10  # bytes
@@ -107,7 +108,7 @@ def _is_clean(sample: bytes) -> bool:
 
 def cleaned(text: str) -> list[TextLine]:
     """The lines of a text as readers expect them."""
-    return with_headings(with_hosts(with_ranks(unwrapped(clean_lines(text)))))
+    return with_headings(with_hosts(with_ranks(with_worker_ranks(unwrapped(clean_lines(text))))))
 
 
 def is_text(head: bytes) -> bool:

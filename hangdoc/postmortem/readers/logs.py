@@ -28,7 +28,6 @@ from hangdoc.postmortem.readers._logs.scan import (
     matched_lines,
     wrap_width,
 )
-from hangdoc.postmortem.readers._owner_hints import HostContext
 from hangdoc.postmortem.readers._text_source import TextSource, is_text, text_source
 from hangdoc.system import input_limits
 
@@ -51,8 +50,7 @@ class LogReader:
         style = prefix_style(source.head_text, _modified_at(source.path))
         collector = LogCollector(source, style, crashes="faulthandler dump" not in context.taken)
         if isinstance(source, TextSource):
-            collector.hosts, collector.placement = HostContext(source.content), source.placement
-            collector.host_of = source.addresses.host_of
+            collector.place(source.content, source.placement, source.addresses.host_of)
         with source.open() as file:
             packed = isinstance(source, TextSource) or source.head[:64] != _raw_head(source.path)
             progress = (lambda count: None) if packed else context.progress

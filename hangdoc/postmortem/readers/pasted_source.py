@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from hangdoc.evidence.pieces import Piece
 from hangdoc.postmortem.readers import ReadContext, Source
@@ -30,6 +31,13 @@ _FRAME = re.compile(  # of a traceback, with its source
     r"File \"(?P<file>[^\"\n]{1,400}\.py)\", line (?P<line>\d{1,6}), in [^\n]{1,200}\n"
     r"(?P=front)(?P=indent)[ ]{2,8}(?![~^ ])(?P<source>(?!File \"|\(Python\)|\(C\))[^\n]{2,400})$",
     re.MULTILINE,
+)
+# In a sentence: optim.py 57/58 is `dist.all_reduce(norm)` / `return norm.item()`; utils.py:34 = `loss.item()`
+_TOLD = re.compile(
+    r"(?<![\w./-])(?P<file>(?:[\w.+~-]{1,80}/){0,20}[\w+-]{1,80}\.py)(?::| lines? | L| #? ?)"
+    r"(?P<lines>\d{1,6}(?:\s?[/,&]\s?\d{1,6}){0,3})"
+    r"(?: (?:is|are|was|reads|says|does|calls|has)| ?(?:=|:|->|\u2192))(?: (?:just|only|the|a|line|call))?\s{0,3}"
+    r"(?P<code>`[^`\n]{2,200}`(?:\s?(?:[/,&]|and|then)\s?`[^`\n]{2,200}`){0,3})"
 )
 _RAISED = re.compile(r"^[^\n]{0,60}?\b\w{1,60}(?:Error|Exception)\b", re.MULTILINE)
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|^<")
@@ -67,7 +75,8 @@ class PastedSourceReader:
     def recognises(self, source: Source) -> bool:
         if not isinstance(source, TextSource) or len(source.content) > MAX_TEXT:
             return False
-        return (":\n" in source.head_text or "File " in source.head_text) and bool(_excerpts(source))
+        may = any(mark in source.head_text for mark in (":\n", "File ", ".py"))
+        return may and bool(_excerpts(source))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         known: list[SourceExcerpt] = context.shared.setdefault(EXCERPTS, [])
@@ -97,7 +106,7 @@ class _Run:
 def _excerpts(source: TextSource) -> list[SourceExcerpt]:
     """The excerpts in a text."""
     found = [run.excerpt() for run in _runs(source) if run.counts][:MAX_EXCERPTS]
-    return [*found, *_frame_lines(source.head_text)]
+    return [*found, *_frame_lines(source.head_text), *_told_lines(source.head_text)]
 
 
 def _frame_lines(text: str) -> Iterator[SourceExcerpt]:
@@ -118,6 +127,18 @@ def _frame_lines(text: str) -> Iterator[SourceExcerpt]:
             known[at] = frame["source"].strip()
     for (file, line), row in known.items():
         yield SourceExcerpt(file, (row,), (line,), of_frame=True)
+
+
+def _told_lines(text: str) -> Iterator[SourceExcerpt]:
+    """The lines of a file that a sentence quotes."""
+    for told in islice(_TOLD.finditer(text), MAX_FRAME_LINES):
+        numbers = [int(number) for number in re.findall(r"\d+", told["lines"])]
+        rows = [row.strip() for row in re.findall(r"`([^`\n]+)`", told["code"])]
+        if len(numbers) == len(rows):
+            for number, row in zip(numbers, rows, strict=True):
+                block = _HEADER.fullmatch(row) is not None
+                rows_of_it = (row, "    ...") if block else (row,)
+                yield SourceExcerpt(told["file"], rows_of_it, (number, number + 1) if block else (number,))
 
 
 def _runs(source: TextSource) -> Iterator[_Run]:

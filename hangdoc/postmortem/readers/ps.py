@@ -1,15 +1,16 @@
 """Tables of `ps` (aux, -ef, -eo ..., -eLf) and of `top -b`: state, wait channel and memory of ranks and their helpers.
 
 Columns and states: procps-ng (ps(1), STANDARD FORMAT SPECIFIERS and PROCESS STATE CODES; src/ps/output.c; top(1)).
-A rank is a Python process below a launcher, or one whose command line or environment (`ps e`) names its rank; in a
-table without parents, a Python process of a script. Other processes are ignored.
+A rank is a Python process below a launcher, or one whose command line or environment (`ps e`) names its rank, or its
+number on its host; in a table without parents, a Python process of a script. What a rank started belongs to it, and
+other processes are ignored.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hangdoc.evidence import ChildProcess, End, Environ, Process, ThreadCpu
@@ -19,6 +20,8 @@ from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._owner_hints import prompt_of
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, parse_channels, text_lines
+from hangdoc.postmortem.readers._placement.placement import Placement
+from hangdoc.postmortem.readers._text_source import placement_in, text_source
 from hangdoc.redaction.text import redact_text
 
 _COLUMNS = (
@@ -50,7 +53,8 @@ _BESIDE = re.compile(
 )
 _STATE = re.compile(r"[RSDTtZXI][<NLsl+]{0,5}")
 _LAUNCHER = re.compile(
-    r"torchrun|torch\.distributed\.(?:run|launch)|torch/distributed/(?:run|launch)\.py|\bdeepspeed\b|deepspeed\.launcher"
+    r"torchrun|torch\.distributed\.(?:run|launch)|torch/distributed/(?:run|launch)\.py|(?<![\w.-])deepspeed(?= )"
+    r"|deepspeed\.launcher"
     r"|accelerate(?:\.commands\.launch| launch|-launch)|\bmpi(?:run|exec)\b|\bprted?\b|\borted\b|slurmstepd|\bsrun\b"
     r"|hydra_pmi"
 )
@@ -65,6 +69,12 @@ _RANK = re.compile(
     r"(?:^|\s)(?:RANK|OMPI_COMM_WORLD_RANK|PMI_RANK|SLURM_PROCID)=(\d{1,7})(?=\s|$)"
     r"|\s--(?:global[_-])?rank[ =](\d{1,7})\b"
 )
+_LOCAL = re.compile(
+    r"(?:^|\s)--?local[_-]?rank[= ](\d{1,4})(?=\s|$)|(?:^|\s)(?:OMPI_COMM_WORLD_)?LOCAL_RANK=(\d{1,4})(?=\s|$)"
+    r"|(?:^|\s)(?:SLURM_LOCALID|MPI_LOCALRANKID)=(\d{1,4})(?=\s|$)"
+)
+_LAUNCHER_OPTION = re.compile(r"\s--?(?:nproc|nnodes|node)[_-]?")
+_NODE = re.compile(r"--(?:node|machine)[_-]rank[= ](\d{1,4})\b")  # of a launcher: which node this is
 _WORLD = re.compile(r"(?:^|\s)WORLD_SIZE=(\d{1,7})(?=\s|$)|\s--world[_-]size[ =](\d{1,7})\b")
 # Kernel functions in which a task waits for a file system or its server (Linux fs/, net/sunrpc; Lustre, GPFS).
 _STORAGE = re.compile(
@@ -90,6 +100,8 @@ class _Row:
     nice: int | None
     command: str
     rank: int | None = None  # beside the row
+    local: int | None = None  # its number on its host, in its command line or environment
+    node: int | None = None  # the number of its host, as the text says
 
 
 class PsReader:
@@ -104,8 +116,9 @@ class PsReader:
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         yield from _ranks_of_pids(text_lines(source, context))
+        placement = placement_in(text_source(source, context))
         for piece in parse_channels(text_lines(source, context), OPENING, _Parser):
-            yield from _pieces(piece.process, piece.record, source.name)
+            yield from _pieces(piece.process, piece.record, source.name, placement)
 
 
 @dataclass(slots=True)
@@ -144,6 +157,14 @@ class _Parser:
 
     def end(self) -> None:
         if self._rows and self._process is not None:
+            launchers = [number for row, _ in self._rows if (number := _number(_NODE, row.command)) is not None]
+            node = launchers[0] if len(set(launchers)) == 1 else None
+            self._rows = [
+                (replace(row, node=self.hints.node_of(row.local) if node is None else node), line)
+                if row.local is not None
+                else (row, line)
+                for row, line in self._rows
+            ]
             self.pieces.append(Piece(self._process, "cpu", tuple(self._rows)))
         self._rows, self._columns, self._process = [], [], None
 
@@ -217,6 +238,7 @@ def _row(columns: list[str], text: str) -> _Row | None:
         rss_bytes=None if (kib := parse_count(row.get("RSS", ""))) is None else kib << 10,
         cpu_s=_seconds(row.get("TIME") or row.get("TIME+") or ""),
         age_s=_seconds(row.get("ELAPSED", "")),
+        local=None if _LAUNCHER_OPTION.search(command[:MAX_ASKED]) else _number(_LOCAL, command),
         nice=int(row["NI"]) if re.fullmatch(r"-?\d{1,2}", row.get("NI", "")) else None,
         command=command,
     )
@@ -231,7 +253,9 @@ def _seconds(text: str) -> float | None:
     return int(days or 0) * 86400 + int(hours or 0) * 3600 + int(minutes or 0) * 60 + float(seconds)
 
 
-def _pieces(process: ProcessRef, rows: tuple[tuple[_Row, int], ...], source: str) -> Iterator[Piece]:
+def _pieces(
+    process: ProcessRef, rows: tuple[tuple[_Row, int], ...], source: str, placement: Placement
+) -> Iterator[Piece]:
     """A record for each rank with a state, the end of each defunct one, and what it waits for in the kernel."""
     by_pid: dict[int, _Row] = {}
     threads: dict[int, list[_Row]] = defaultdict(list)
@@ -247,10 +271,12 @@ def _pieces(process: ProcessRef, rows: tuple[tuple[_Row, int], ...], source: str
     for row in by_pid.values():
         if row.ppid is not None:
             children[row.ppid].append(row)
+    ranks, started = _by_local_rank(ranks)
+    children.update(started)
     for row in ranks:
         if row.state is None:
             continue
-        ref = ProcessRef(row.rank if row.rank is not None else _number(_RANK, row.command), process.host, row.pid)
+        ref = _process_of(row, ranks, process.host, placement)
         size = _number(_WORLD, row.command)
         if row.state in "ZX":
             yield Piece(ref, "end", End(), None, size)
@@ -258,12 +284,42 @@ def _pieces(process: ProcessRef, rows: tuple[tuple[_Row, int], ...], source: str
             yield Piece(ref, "logs", Logs((LogEvent("defunct", text, source, lines[row.pid]),)), None, size)
             continue
         yield Piece(ref, "cpu", _process(row, threads[row.pid], children[row.pid]), None, size)
-        if event := _kernel_wait(row, threads[row.pid], source, lines[row.pid]):
+        event = _kernel_wait(row, threads[row.pid], source, lines[row.pid])
+        event = event or _wait_of_helpers(row, children[row.pid], source, lines)
+        if event is not None:
             yield Piece(ref, "logs", Logs((event,)), None, size)
 
 
+def _by_local_rank(ranks: Sequence[_Row]) -> tuple[list[_Row], dict[int, list[_Row]]]:
+    """The ranks, and by PID what each started, in a table without parents.
+
+    A forked worker keeps the command line of its rank. All ranks are older than all of their workers.
+    """
+    groups: dict[int, list[_Row]] = defaultdict(list)
+    for row in ranks:
+        if row.local is not None and row.ppid is None and row.rank is None:
+            groups[row.local].append(row)
+    oldest = {local: min(rows, key=lambda row: row.pid) for local, rows in groups.items()}
+    last = max((row.pid for row in oldest.values()), default=0)
+    rest = {local: [row for row in rows if row is not oldest[local]] for local, rows in groups.items()}
+    if len(oldest) < 2 or any(row.pid < last for rows in rest.values() for row in rows):
+        return list(ranks), {}
+    workers = {row.pid for rows in rest.values() for row in rows}
+    return [row for row in ranks if row.pid not in workers], {oldest[n].pid: rows for n, rows in rest.items() if rows}
+
+
+def _process_of(row: _Row, ranks: Sequence[_Row], host: str | None, placement: Placement) -> ProcessRef:
+    """The process of a row: by its rank, or by its number on its host if no other rank has the same."""
+    rank = row.rank if row.rank is not None else _number(_RANK, row.command)
+    if rank is None and row.local is not None and sum(one.local == row.local for one in ranks) == 1:
+        rank = placement.rank_of_local(host, row.node, row.local)
+        if rank == row.local and row.node is None and not placement.places(host) and not placement.one_node:
+            rank = None  # the job may have other nodes
+    return ProcessRef(rank, host, row.pid)
+
+
 def _is_rank(row: _Row, by_pid: Mapping[int, _Row]) -> bool:
-    if _LAUNCHER.search(row.command) or _HELPER.search(row.command):
+    if _HELPER.search(row.command) or (row.local is None and _LAUNCHER.search(row.command)):
         return False
     parent = by_pid.get(row.ppid) if row.ppid is not None else None
     launched = parent is not None and bool(_LAUNCHER.search(parent.command))
@@ -273,7 +329,7 @@ def _is_rank(row: _Row, by_pid: Mapping[int, _Row]) -> bool:
         return False
     if parent is not None and not launched and _PYTHON.search(parent.command):
         return False  # a helper of a rank
-    return launched or bool(_RANK.search(row.command)) or bool(_SCRIPT.search(row.command))
+    return launched or row.local is not None or bool(_RANK.search(row.command)) or bool(_SCRIPT.search(row.command))
 
 
 def _process(row: _Row, threads: Iterable[_Row], children: Iterable[_Row]) -> Process:
@@ -314,6 +370,21 @@ def _kernel_wait(row: _Row, threads: Iterable[_Row], source: str, line: int) -> 
         text = f"ps: process {row.pid} is in state D{f' in {row.wchan}' if row.wchan else ''}"
         return LogEvent("kernel_wait", text, source, line, None, {"wchan": row.wchan or ""})
     return None
+
+
+def _wait_of_helpers(row: _Row, children: Sequence[_Row], source: str, lines: Mapping[int, int]) -> LogEvent | None:
+    """Most of what a sleeping rank started is in state D in a function of a file system."""
+    if row.state != "S":
+        return None
+    waits = [one for one in children if one.state == "D" and one.wchan and _STORAGE.match(one.wchan)]
+    if not waits or 2 * len(waits) < len(children):
+        return None
+    text = (
+        f"ps: process {waits[0].pid}, which process {row.pid} started, is in state D in {waits[0].wchan}, a wait for a "
+        f"file system{f'; so are {len(waits) - 1} more of its children' if len(waits) > 1 else ''}"
+    )
+    fields = {"wchan": waits[0].wchan or "", "storage": "yes", "helpers": str(len(waits))}
+    return LogEvent("kernel_wait", text, source, lines[waits[0].pid], None, fields)
 
 
 def _number(pattern: re.Pattern[str], command: str) -> int | None:

@@ -181,6 +181,7 @@ def test_facts_that_only_rules_read_are_derived_when_one_reads_them() -> None:
         "batch",
         "data_paths",
         "fabric",
+        "saves",
     }
     assert facts.case.has(StackFacts)
     assert not facts.case.has(ProcessFacts)

@@ -12,6 +12,7 @@ from hangdoc.evidence.pieces import ProcessRef
 from hangdoc.postmortem.readers import Source
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
 from hangdoc.postmortem.readers._logs.scan import ScanSummary
+from hangdoc.postmortem.readers._placement.placement import Placement
 from hangdoc.postmortem.readers._torchrun import process_of
 
 SAMPLED_LINES = 40  # at the beginning and end of a file, to see whether one rank wrote it
@@ -32,6 +33,7 @@ class LineOrigin:
     pid: int | None = None
     group_rank: int | None = None  # in the default group
     gpu: int | None = None  # its PCI address, as NCCL prints it
+    node: int | None = None  # the number of its host in the job
     launcher: bool = False  # a launcher wrote it, about processes that may not exist
     about: int | None = None  # PID of the process that the line is about; another process wrote it
 
@@ -66,6 +68,7 @@ class OriginResolver:
 
     def __init__(self, path_origin: FileOrigin, head: str, style: PrefixStyle) -> None:
         self.path_origin = path_origin
+        self.placement = Placement()  # of a pasted text
         self.ranks: Counter[int] = Counter()  # lines per named rank
         self.offsets: Counter[int] = Counter()  # global rank minus local rank
         self.processes: dict[tuple[str | None, int], tuple[int, int]] = {}  # (host, PID) -> (world size, rank)
@@ -107,7 +110,8 @@ class OriginResolver:
     def origin_of(self, line: Line) -> LineOrigin:
         """The origin that a line states."""
         default = line.group in (None, "0") and line.group_name in (None, "default_pg", "")
-        return LineOrigin(line.rank, line.local, line.host, line.pid, line.group_rank if default else None)
+        group_rank = line.group_rank if default else None
+        return LineOrigin(line.rank, line.local, line.host, line.pid, group_rank)
 
     @property
     def single_writer(self) -> bool:
@@ -148,7 +152,7 @@ class OriginResolver:
         if rank is None and origin.pid is not None:
             rank = self._rank_of_pid(origin.host, origin.pid)
         if rank is None and origin.local is not None:
-            rank = origin.local + (self.offsets.most_common(1)[0][0] if self.offsets else 0)
+            rank = self._rank_of_local(origin)
         if rank is None and origin.gpu is not None and origin.host:
             rank = self._rank_on(origin.host, origin.gpu)
         if rank is None:
@@ -168,6 +172,12 @@ class OriginResolver:
             (host,) = self.hosts_of_pid[pid]  # no other host has a rank with this PID
         known = self.processes.get((host, pid)) or self.processes.get((None, pid))
         return known[1] if known is not None else None
+
+    def _rank_of_local(self, origin: LineOrigin) -> int | None:
+        """The rank of a process by its number on its host: as other lines show, or as the text says."""
+        if origin.local is None or self.offsets:
+            return None if origin.local is None else origin.local + self.offsets.most_common(1)[0][0]
+        return self.placement.rank_of_local(origin.host, origin.node, origin.local)
 
     def _rank_on(self, host: str, gpu: int) -> int | None:
         """The rank that uses a GPU, by its largest communicator. None: unknown, or more than one."""

@@ -23,7 +23,7 @@ EVERY_RANK = frozenset(
         "gloo_timeout", "barrier_timeout", "connection_closed", "connect_failed", "ib_error", "nccl_interface",
         "nccl_bootstrap", "nccl_rank", "ray_worker", "failed", "failure", "told_to_end", "would_not_end", "slurm_task",
         "exception", "fatal_error", "mismatch", "unreachable", "start", "restart",
-        "announced",
+        "announced", "nccl_version",
     }
 )  # fmt: skip
 

@@ -30,6 +30,7 @@ from hangdoc.postmortem.readers._logs.tracebacks import (
     watchdog_stack,
 )
 from hangdoc.postmortem.readers._owner_hints import OF_HOST, HostContext, host_in_front
+from hangdoc.postmortem.readers._placement.nodes import NodesOfText
 from hangdoc.postmortem.readers._placement.placement import Placement
 from hangdoc.postmortem.readers.faulthandler import faulthandler_dumps
 from hangdoc.redaction.text import redact, redact_identifier, redact_text
@@ -77,6 +78,14 @@ _RAISER = re.compile(r"\(RANK (\d{1,6})\)|DeadLock detected from rank: (\d{1,6})
 _NUMBERED = re.compile(r"([\w.-]{1,100}?[-_.]?)(\d{1,6})")
 MAX_CONTAINERS = 64  # rows before and after one
 _SPAWNED = re.compile(r"-- Process (\d{1,4}) terminated with the following error:")
+# The end of a save, in the words of frameworks and scripts.
+_SAVED = re.compile(
+    r"\bsaved (?:the |a |model |training ){0,2}checkpoint|checkpoint (?:was |has been |successfully )?(?:saved|written)"
+    r"|(?:finished|done|completed?) (?:saving|writing)|(?:save|saving) (?:finished|done|completed?|took)"
+    r"|\[Torch\] Saved ",
+    re.IGNORECASE,
+)
+MAX_SAVE = 200  # lines behind its beginning
 _SHAPE = re.compile(r"(?:^|[\s-])Process (\d{1,6}): (\[[\d, \[\]]{0,200}\])\s*$")
 MAX_PROCESSES = 1024  # lines of a list
 _TIMED = re.compile(r"\d\d:\d\d:\d\d")
@@ -119,9 +128,8 @@ class LogCollector:
         self.path_origin = file_origin(source)
         self.origins = OriginResolver(self.path_origin, source.head_text, style)
         self.run = self.path_origin.process.run
-        self.hosts = HostContext()  # of a pasted text
-        self.placement = Placement()  # the same
-        self.host_of: Callable[[str], str | None] = lambda address: None  # as the text states it
+        self.hosts, self.nodes = HostContext(), NodesOfText()  # of a pasted text
+        self.host_of: Callable[[str], str | None] = lambda address: None  # likewise
         self.text_line = 0  # of the line that is added, in that text
         self.events: dict[tuple[int, LineOrigin], _OriginEvents] = defaultdict(_OriginEvents)
         self.ends: list[tuple[int, LineOrigin, End]] = []
@@ -132,6 +140,16 @@ class LogCollector:
         head = source.head_text
         self.size = max((int(found[1]) for size in _SIZES for found in size.finditer(head)), default=None)
         self.versions = {name: found[1] for name, version in _VERSIONS if (found := version.search(head))}
+
+    @property
+    def placement(self) -> Placement:
+        """Where a pasted text says that the ranks run."""
+        return self.origins.placement
+
+    def place(self, content: bytes, placement: Placement, host_of: Callable[[str], str | None]) -> None:
+        """Use what a pasted text states about the places of its processes. `host_of`: the host of an address."""
+        self.hosts, self.nodes, self.origins.placement = HostContext(content), NodesOfText(content), placement
+        self.host_of = host_of
 
     def add(self, kind: str, matched: MatchedLine, line: Line, match: re.Match[str]) -> None:
         """Record a line that matches a pattern."""
@@ -149,6 +167,8 @@ class LogCollector:
             fields["peer_host"] = host
         self.origins.observe(kind, line, fields)
         origin = self.origins.origin_of(line)
+        if origin.local is not None and origin.rank is None:
+            origin = replace(origin, node=self.nodes.at(self.text_line, origin.local))
         if kind in ("nccl_rank", "ray_worker"):
             self._set_world_size(fields.get("size"))
             return
@@ -189,6 +209,8 @@ class LogCollector:
             origin = replace(origin, rank=int(fields["rank"]))  # DDP names the rank that raises
         elif kind == "announced" and origin.rank is None and origin.pid is None:
             origin = replace(origin, rank=int(fields["rank"]))  # it speaks of itself
+        elif kind == "saving" and any(_SAVED.search(text[:TEXT]) for text in matched.after(MAX_SAVE)):
+            fields["ended"] = "yes"
         elif kind == "calls_differ" and (odd := _odd_process(matched)) is not None:
             fields["odd"] = str(odd)
         elif kind == "container_exit" and not _has_peers(fields.get("container") or fields["name"], matched):

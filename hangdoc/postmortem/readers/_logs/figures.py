@@ -146,8 +146,17 @@ def read_figures(
     if not kept:
         return None
     placement = placement or placement_of("\n".join(texts))
+    kept = _of_ranks(kept, placement)
     said = (placement.index_is_rank, placement.ordinal_is_rank, parallelism.staged, parallelism.sharded)
     return Figures(tuple(kept), source, *said, _ranks_of_gpus(kept, placement))
+
+
+def _of_ranks(found: Sequence[Figure], placement: Placement) -> list[Figure]:
+    """The figures of hosts as those of their ranks, if each host that has a figure has one rank."""
+    ranks = {one.owner: placement.rank_alone_on(one.owner) for one in found if one.of == HOST}
+    if not ranks or None in ranks.values() or any(one.of == RANK for one in found):
+        return list(found)
+    return [structs.replace(one, of=RANK, owner=str(ranks[one.owner])) if one.of == HOST else one for one in found]
 
 
 def _ranks_of_gpus(found: Iterable[Figure], placement: Placement) -> dict[str, int]:

@@ -121,10 +121,10 @@ class AddressBook:
         return None
 
 
-def address_book(lines: Iterable[str], content: bytes) -> AddressBook:
-    """What the lines of a text state."""
+def address_book(lines: Iterable[tuple[int, str]], content: bytes) -> AddressBook:
+    """What the lines of a text state, each with its number, from 1."""
     book, context = AddressBook(), HostContext(content)
-    for number, line in enumerate(lines, 1):
+    for number, line in lines:
         book.feed(line, context.at(number) if _OWN.search(line[:MAX_LINE]) else None)
     return book
 

@@ -3,24 +3,28 @@
 torchrun gives node k the ranks k*n to k*n+n-1 (`_assign_worker_ranks` in its agent/server/api.py); accelerate,
 DeepSpeed and `mpirun --map-by slot` do the same, and so do the start scripts of people (`node_order`). A host file
 lists `HOST slots=N` in the order of the ranks. DeepSpeed prints its mapping (deepspeed/launcher/launch.py):
-`global_rank_mapping=defaultdict(<class 'list'>, {'n11': [0, 1]})`.
+`global_rank_mapping=defaultdict(<class 'list'>, {'n11': [0, 1]})`, and gives each node the list of all of them
+(`--world_info`, launcher/runner.py).
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 from hangdoc.evidence import limits
-from hangdoc.postmortem.readers._owner_hints import NAME
+from hangdoc.postmortem.readers._owner_hints import NAME, is_host_name
 from hangdoc.postmortem.readers._placement.node_order import NodeOrder
 from hangdoc.postmortem.readers._placement.statements import Seat
 
 MAX_LINE = 600  # characters
 MAX_PER_NODE = 1024
+MAX_ENCODED = 16_000  # characters of a line with DeepSpeed's list of hosts
 MAX_MAPPED = 4096  # hosts in one line
 _UNIT = r"(?:gpus?|ranks?|proc(?:s|ess(?:es)?)?|workers?|tasks?|gcds?|devices?|accelerators?)"
 _PER_NODE = re.compile(
@@ -29,11 +33,31 @@ _PER_NODE = re.compile(
     rf"|(?<![\w.])(\d{{1,4}}) ?(?:x )?{_UNIT} ?(?:per|a|each|/|on each|on every) ?(?:node|host|machine|box|server)\b"
     rf"|(?<![\w.])(?:\d{{1,4}}) (?:nodes|hosts|machines|boxes|servers) ?(?:x|\*|\u00d7|with|of) ?(\d{{1,4}})(?![\w.])"
     r"|\brank ?= ?(\d{1,4}) ?\* ?node"
+    rf"|(?<![\w.])(\d{{1,4}}) {_UNIT} each\b"
     r"|\bNPROC_PER_NODE[= ](\d{1,4})|\bLOCAL_WORLD_SIZE[= ](\d{1,4})",
     re.IGNORECASE,
 )
+# `2x4 gpus`, `2 x 8 A100`: nodes, and what each has.
+_GRID = re.compile(
+    r"(?<![\w.x*])(\d{1,4}) ?(?:x|\*|\u00d7) ?(\d{1,4})(?: ?x)?[ -]?"
+    r"(?:gpus?|ranks?|procs?|processes|gcds?|devices|accelerators"
+    r"|(?:nvidia[ -]?)?(?:[ahv]\d{2,3}s?|mi\d{3}x?|b200|l40s?|rtx ?\w{4,6}))\b",
+    re.IGNORECASE,
+)
+# `16 ranks on 2 nodes`, `24 ranks / 6 nodes`: how many there are in all.
+_TOTAL = re.compile(
+    rf"(?<![\w.-])(\d{{1,6}}) ?{_UNIT} ?(?:on|/|over|across|in total on|, ?|\()"
+    r" ?(\d{1,4}) ?(?:nodes|hosts|machines|boxes|servers)\b",
+    re.IGNORECASE,
+)
+# A launcher's own command line: which node this is, and how many there are.
+_NODES = re.compile(
+    r"(?<![\w-])--?n(?:um)?[_-]?(?:nodes|machines)[= ](?:\d{1,4}:)?(\d{1,4})\b|\bNNODES=(\d{1,4})\b", re.IGNORECASE
+)
+_ON_LOOPBACK = re.compile(r"--master[_-]addr[= ](?:127\.0\.0\.1|localhost)\b")
 _MAPPED = re.compile(rf"'(?!localhost'|127\.)({NAME})': \[(\d{{1,6}}(?:, \d{{1,6}}){{0,63}})\]")
 _SLOTS = re.compile(rf"\W{{0,4}}({NAME})\s{{1,20}}slots ?= ?(\d{{1,4}})\s*(?:max_slots=\d{{1,4}})?\s*")
+_WORLD_INFO = re.compile(r"--world_info[= ]([A-Za-z0-9_=+/-]{8,12000})(?=\s|$)")  # base64 of JSON: host -> GPUs
 _BY_SLOT = re.compile(r"\b(?:mpirun|mpiexec|orterun|deepspeed|horovodrun|hostfile)\b", re.IGNORECASE)
 _OTHER_ORDER = re.compile(
     r"--?map-by[ =]?(?:ppr:1:)?node|--?bynode|--?rankfile|--include|--exclude|cyclic", re.IGNORECASE
@@ -44,7 +68,10 @@ _OTHER_ORDER = re.compile(
 class JobLayout:
     """Takes the lines of a text in order."""
 
+    several_nodes: bool = False  # the text says that the job has several
+    one_node: bool = False  # a launcher's command line says that it has one
     _sizes: Counter[int] = field(default_factory=Counter)
+    _worlds: bool = False  # a command line of DeepSpeed's launcher was read
     _mapped: list[Seat] = field(default_factory=list)
     _slots: dict[str, int] = field(default_factory=dict)
     _twice: bool = False  # a second list gives a host another place
@@ -56,12 +83,24 @@ class JobLayout:
         if "global_rank_mapping" in text[:MAX_LINE]:
             self._mapped += [_mapped(*found.groups()) for found in islice(_MAPPED.finditer(text), MAX_MAPPED)]
         self._order.feed(text)
+        if "world_info" in text[:MAX_ENCODED] and (encoded := _WORLD_INFO.search(text[:MAX_ENCODED])):
+            self._add_world(_hosts_in(encoded[1]))
         if len(text) > MAX_LINE:
             return
         for found in _PER_NODE.finditer(text):
             size = int(next(group for group in found.groups() if group))
             if 0 < size <= MAX_PER_NODE:
                 self._sizes[size] += 1
+        for found in (*_GRID.finditer(text), *_TOTAL.finditer(text)):
+            first, second = int(found[1]), int(found[2])
+            grid = found.re is _GRID
+            nodes, size = (first, second) if grid else (second, first // max(second, 1))
+            if nodes > 1 and 0 < size <= MAX_PER_NODE and (grid or first == nodes * size):
+                self._sizes[size] += 1
+                self.several_nodes = True
+        for found in _NODES.finditer(text):
+            self._count_nodes(int(found[1] or found[2]))
+        self.one_node = self.one_node or _ON_LOOPBACK.search(text) is not None
         if slots := _SLOTS.fullmatch(text):
             name, count = slots[1].lower(), int(slots[2])
             self._twice = self._twice or name in self._slots
@@ -69,6 +108,23 @@ class JobLayout:
                 self._slots.setdefault(name, count)
         self._in_order = self._in_order or _BY_SLOT.search(text) is not None
         self._other = self._other or _OTHER_ORDER.search(text) is not None
+
+    def _count_nodes(self, count: int) -> None:
+        self.several_nodes = self.several_nodes or count > 1
+        self.one_node = self.one_node or count == 1
+
+    def _add_world(self, slots: Mapping[str, int]) -> None:
+        """The nodes of a job in order, and how many ranks each has."""
+        self._count_nodes(len(slots))
+        sizes = set(slots.values())
+        if len(sizes) == 1:
+            self._sizes[sizes.pop()] += 1
+        first = 0
+        for host, count in slots.items():
+            if not self._worlds and is_host_name(host):
+                self._mapped.append(_block(host, first, count))
+            first += count
+        self._worlds = self._worlds or bool(slots)
 
     @property
     def per_node(self) -> int | None:
@@ -100,6 +156,19 @@ def _mapped(host: str, ranks: str) -> Seat:
     """A host in DeepSpeed's mapping: `'n11': [0, 1, 2, 3]`."""
     numbers = tuple(int(one) for one in ranks.split(", "))
     return Seat(numbers, host, locals=tuple(range(len(numbers))))
+
+
+def _hosts_in(encoded: str) -> dict[str, int]:
+    """The hosts in DeepSpeed's `--world_info`, and how many ranks each has; empty: not readable."""
+    try:
+        world = json.loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(world, dict) or not 0 < len(world) <= MAX_MAPPED:
+        return {}
+    counts = {str(host): len(gpus) for host, gpus in world.items() if isinstance(gpus, list)}
+    fits = len(counts) == len(world) and all(0 < count <= MAX_PER_NODE for count in counts.values())
+    return counts if fits and sum(counts.values()) <= limits.MAX_RANKS else {}
 
 
 def _block(host: str, first: int, count: int) -> Seat:

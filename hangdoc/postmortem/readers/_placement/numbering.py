@@ -19,9 +19,11 @@ _THINGS = re.compile(
     r"gpu|cuda|device|card|accelerator|gcd|[nxh]pu|pod|worker|replica|container|ordinal|ind(?:ex|ices)"
 )
 _LOCAL = re.compile(r"(?<![a-z])(?:local|node)[ _-]?(?:rank|id)", re.IGNORECASE)
+_PLACES = ("node", "host", "box", "machine", "server", "standalone", "system", "workstation")
 _MODULO = re.compile(r" ?(?:%|mod) ?\w")  # `gpu = rank % 8`
 _ONE_HOST = re.compile(
-    r"\b(?:single|one|1|same)[ -](?:node|box|host|machine|server|system)\b|--standalone\b|\bnnodes[= ]1\b",
+    r"\b(?:single|one|1|same)[ -](?:node|box|host|machine|server|system)\b|\bworkstation\b|--standalone\b"
+    r"|\bnnodes[= ]1\b",
     re.IGNORECASE,
 )
 _SEVERAL_HOSTS = re.compile(
@@ -84,7 +86,7 @@ class RankNumbering:
         if len(text) > MAX_LINE:
             return
         lowered = text.lower()
-        if any(word in lowered for word in ("node", "host", "box", "machine", "server", "standalone", "system")):
+        if any(word in lowered for word in _PLACES):
             self._one_host = self._one_host or _ONE_HOST.search(text) is not None
             self._several_hosts = self._several_hosts or _SEVERAL_HOSTS.search(text) is not None
         if not any(word in lowered for word in ("rank", "process", "worker", "task", "localid")) or not _THINGS.search(
@@ -112,6 +114,16 @@ class RankNumbering:
     def gpu_is_rank(self) -> bool:
         """True if the number of a GPU is that of its rank."""
         return self._gpus and not self._several_hosts and (self._one_host or not self._local)
+
+    @property
+    def several_hosts(self) -> bool:
+        """True if the text speaks of several hosts, and not of one."""
+        return self._several_hosts and not self._one_host
+
+    @property
+    def one_host(self) -> bool:
+        """True if the text says that the job runs on one host."""
+        return self._one_host and not self._several_hosts
 
     @property
     def ordinal_is_rank(self) -> bool:

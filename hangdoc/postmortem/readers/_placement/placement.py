@@ -6,16 +6,20 @@ neither counts.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 from msgspec.structs import replace
 
+from hangdoc.evidence import limits
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, as_rank, is_host_name, prompt_of
+from hangdoc.postmortem.readers._placement.buses import BusList, bus_of
 from hangdoc.postmortem.readers._placement.layout import JobLayout
 from hangdoc.postmortem.readers._placement.numbering import RankNumbering
 from hangdoc.postmortem.readers._placement.statements import Seat, believable, may_state, seats_in
@@ -33,7 +37,7 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT", int, str)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Placement:
     """What a text states. The hosts in keys are in lower case, without their domain; "": not stated."""
 
@@ -42,6 +46,9 @@ class Placement:
     locals: Mapping[tuple[str, int], int] = field(default_factory=dict)  # (host, number on it) -> rank
     gpus: Mapping[tuple[str, int], int] = field(default_factory=dict)  # (host, GPU) -> rank
     buses: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (host, PCI bus and device) -> rank
+    indices: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (host, PCI bus and device) -> GPU
+    per_node: int | None = None  # ranks on each host
+    one_node: bool = False  # the text says that the job runs on one host
     local_is_rank: bool = True  # nothing shows that the number of a rank or GPU on its host is another than its rank
     index_is_rank: bool = False  # the number of a GPU is its rank
     ordinal_is_rank: bool = False  # the number at the end of a pod's name is its rank
@@ -52,22 +59,60 @@ class Placement:
             return process.rank
         host, local = _short(process.host), LOCAL_PIDS - process.pid
         if 0 <= local < MAX_LOCAL:
-            return self.locals.get((host, local), self.gpus.get((host, local)))
+            rank = self.locals.get((host, local), self.gpus.get((host, local)))
+            return rank if rank is not None else self.rank_on_node(process.node, local)
         found = {
             rank for (at, pid), rank in self.pids.items() if pid == process.pid and (not at or not host or at == host)
         }
         return found.pop() if len(found) == 1 else None
 
+    @cached_property
+    def alone(self) -> Mapping[str, int]:
+        """The rank of each host, if every host has one and every rank has a host; else empty."""
+        found = {_short(host): rank for rank, host in self.hosts.items()}
+        whole = sorted(self.hosts) == list(range(len(found))) and len(found) > 1
+        return found if whole and self.per_node in (None, 1) else {}
+
+    def rank_alone_on(self, host: str) -> int | None:
+        """The only rank of a host; None: it has several, or the text does not show all of them."""
+        return self.alone.get(_short(host))
+
+    def rank_of_local(self, host: str | None, node: int | None, local: int) -> int | None:
+        """The rank of a process by its number on its host, which is its rank if nothing shows another host."""
+        rank = self.locals.get((_short(host), local))
+        if rank is None:
+            rank = self.rank_on_node(node, local)
+        return local if rank is None and self.local_is_rank and not node else rank
+
+    def places(self, host: str | None) -> bool:
+        """True if the text says which ranks run on this host."""
+        return any(at == _short(host) for at, _ in self.locals)
+
+    def rank_on_node(self, node: int | None, local: int) -> int | None:
+        """The rank of a process by its number on a node, if every node has the same number of ranks."""
+        if node is None or (self.per_node is None and node > 0) or local >= (self.per_node or MAX_LOCAL):
+            return None
+        rank = node * (self.per_node or 0) + local
+        return rank if rank < limits.MAX_RANKS else None
+
     def rank_of_gpu(self, host: str | None, gpu: str) -> int | None:
         """The rank that uses a GPU of a host, by the number or the PCI address of the GPU."""
         if gpu.isdecimal():
             return self.gpus.get((_short(host), int(gpu[:9])))
-        return self.buses.get((_short(host), _bus(gpu)))
+        at, bus = _short(host), bus_of(gpu)
+        if (at, bus) in self.buses:
+            return self.buses[at, bus]
+        index = self.indices.get((at, bus), self.indices.get(("", bus)))
+        rank = self.gpus.get((at, index)) if index is not None else None
+        return index if rank is None and self.index_is_rank and not self.gpus else rank
 
     def placed(self, piece: Piece) -> Piece:
         """A piece whose process has the rank and the host that the text gives it."""
         process = piece.process
         rank = self.rank_of(process)
+        labelled = process.local is not None and process.pid == LOCAL_PIDS - process.local and process.host is None
+        if rank is None and process.local is not None and labelled:
+            rank = self.rank_of_local(None, process.node, process.local)
         host = process.host or (self.hosts.get(rank) if rank is not None else None)
         if (rank, host) == (process.rank, process.host):
             return piece
@@ -78,10 +123,12 @@ class Placement:
 def placement_of(text: str) -> Placement:
     """What a text states about the places of its ranks."""
     numbering, layout, table = RankNumbering(), JobLayout(), PlacementTable()
+    buses = BusList(text)
     stated: list[Seat] = []
     hosts: Counter[str] = Counter()
     stating = 0
-    for line in outer_lines(text):
+    for number, line in outer_lines(text):
+        buses.feed(line, number)
         numbering.feed(line)
         layout.feed(line)
         hosts.update(_named_host(line))
@@ -92,12 +139,13 @@ def placement_of(text: str) -> Placement:
             stated += seats_in(line)
     known = frozenset(name for name, count in hosts.items() if count >= LEAST_LABELS)
     seats = believable(stated, known)
-    return _joined([*seats, *layout.seats(seats)], numbering, layout.per_node)
+    placement = _joined([*seats, *layout.seats(seats)], numbering, layout)
+    return dataclasses.replace(placement, indices=_unique(((_short(host), bus), gpu) for host, bus, gpu in buses.found))
 
 
-def outer_lines(text: str) -> list[str]:
-    """The lines in which a text may state where its ranks run."""
-    lines = text.split("\n")
+def outer_lines(text: str) -> list[tuple[int, str]]:
+    """The lines in which a text may state where its ranks run, and their numbers, from 1."""
+    lines = list(enumerate(text.split("\n"), 1))
     return lines if len(lines) <= 2 * MAX_LINES else [*lines[:MAX_LINES], *lines[-MAX_LINES:]]
 
 
@@ -110,7 +158,8 @@ def _named_host(line: str) -> dict[str, int]:
     return {label[1].lower(): 1} if label and is_host else {}
 
 
-def _joined(stated: Sequence[Seat], numbering: RankNumbering, per_node: int | None) -> Placement:
+def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout) -> Placement:
+    per_node = layout.per_node
     hosts = _unique((rank, seat.host) for seat in stated if seat.host for rank in seat.ranks)
     doubted = {rank for seat in stated if seat.host for rank in seat.ranks if rank not in hosts}
     seats = [seat for seat in stated if doubted.isdisjoint(seat.ranks)]
@@ -121,7 +170,9 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, per_node: int | No
             locals_.setdefault((host, number), rank)
             if numbering.counts_gpus:
                 gpus.setdefault((host, number), rank)
-    one_host = len({_short(host) for host in hosts.values()}) < 2
+    later_node = any(node > 0 for seat in stated for node in seat.nodes)
+    several = later_node or layout.several_nodes or numbering.several_hosts
+    one_host = not several and len({_short(host) for host in hosts.values()}) < 2
     local_is_rank = one_host and all(number == rank for (_, number), rank in (*locals_.items(), *gpus.items()))
     return Placement(
         hosts,
@@ -129,9 +180,11 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, per_node: int | No
         locals_,
         gpus,
         _buses(seats, hosts, gpus),
-        local_is_rank,
-        numbering.gpu_is_rank and local_is_rank,
-        numbering.ordinal_is_rank,
+        per_node=per_node,
+        one_node=local_is_rank and (numbering.one_host or layout.one_node),
+        local_is_rank=local_is_rank,
+        index_is_rank=numbering.gpu_is_rank and local_is_rank,
+        ordinal_is_rank=numbering.ordinal_is_rank,
     )
 
 
@@ -157,7 +210,7 @@ def _buses(
         if rank is None and not seat.ranks and len(seat.gpus) == 1:
             rank = gpus.get((host, seat.gpus[0]))
         if rank is not None:
-            found.append(((host, _bus(seat.bus)), rank))
+            found.append(((host, bus_of(seat.bus)), rank))
     return _unique(found)
 
 
@@ -196,8 +249,3 @@ def _unique(pairs: Iterable[tuple[KeyT, ValueT]]) -> dict[KeyT, ValueT]:
 def _short(host: str | None) -> str:
     """A host without its domain, in lower case; "": none."""
     return (host if host[:1].isdecimal() else host.partition(".")[0]).lower() if host else ""
-
-
-def _bus(address: str) -> str:
-    """A PCI address without its domain and function: `9b:00` for `00000000:9B:00.0`."""
-    return ":".join(address.lower().partition(".")[0].split(":")[-2:])

@@ -32,7 +32,7 @@ _ABOUT = re.compile(r"rank|procid|process|\bpid|\bnode", re.IGNORECASE)
 _OUTPUT = re.compile(r"\s{0,8}\[rank\d{1,6}\]:")
 _STRONG_WORDS = (
     r"on|at|is|are|has|have|holds?|hosts?|owns?|runs?|running|lives?|sits?|located|placed|uses?|using|gets?|got"
-    r"|host(?:name)?|nodes?|machine|server|box|pod|ip|with"
+    r"|host(?:name)?|nodes?|machine|server|box|pod|ip|with|where"
 )
 _WEAK_WORDS = (
     r"and|the|in|of|as|it(?:'?s)?|that(?:'s)?|their|there|here|which|worker|process(?:es)?|one|first|second|third"
@@ -41,7 +41,7 @@ _WEAK_WORDS = (
 _LINK = re.compile(rf"(?:[\s:=()\[\]|/>,~@\"'\u2192-]|\b(?:{_STRONG_WORDS}|{_WEAK_WORDS})\b){{0,60}}", re.IGNORECASE)
 _STRONG = re.compile(rf"\b(?:{_STRONG_WORDS})\b|=|->|\u2192|@", re.IGNORECASE)
 _NEXT_ITEM = re.compile(r"[\s,;)|]*(?:and |then )?(?:the )?\s*")
-_ENDS = re.compile(r"\s*(?:$|[,;)|.\]]|and\b|while\b|but\b|->)", re.IGNORECASE)
+_ENDS = re.compile(r"\s*(?:(?:are|is|run|runs|live|sit)\b\s*)?(?:$|[,;)|.\]]|and\b|while\b|but\b|->)", re.IGNORECASE)
 _CUE = re.compile(r"\b(?:on|host(?:name)?|node|machine|server|box|pod)[ :=]{1,3}$|@$", re.IGNORECASE)
 _OF_PIDS = re.compile(r"\bpids?\b(?![\s:=#(]{0,3}\d)", re.IGNORECASE)
 # A note at the end of a line with a process: `Process 811: python t.py   # RANK 0`, `(SLURM_PROCID=1)`, `<- rank 2`.

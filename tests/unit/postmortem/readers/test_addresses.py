@@ -6,7 +6,7 @@ from hangdoc.postmortem.readers._placement.addresses import address_book, canoni
 
 
 def host_of(address: str, *lines: str) -> str | None:
-    return address_book(lines, "\n".join(lines).encode()).host_of(address)
+    return address_book(enumerate(lines, 1), "\n".join(lines).encode()).host_of(address)
 
 
 @pytest.mark.parametrize(
