@@ -53,6 +53,8 @@ def container(*capabilities: str) -> Iterator[Container]:
         layers = f"lowerdir=/,upperdir={folder}/upper,workdir={folder}/work"
         _mount(stack, folder / "root", "overlay", "overlay", "-o", layers)
         (folder / "root/etc/machine-id").write_text("uninitialized\n")
+        # What a watch on this machine kept: systemd would move it, and cannot move a folder of the lower layer.
+        shutil.rmtree(folder / "root/var/lib/hangdoc", ignore_errors=True)
         # It empties /tmp, where the checkout may lie.
         (folder / "root/etc/systemd/system/systemd-tmpfiles-setup.service").symlink_to("/dev/null")
         said = stack.enter_context((folder / "said").open("w+"))

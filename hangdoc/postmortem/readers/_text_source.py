@@ -15,7 +15,7 @@ from hangdoc.postmortem.readers._cleaning import TextLine, clean_lines, decode
 from hangdoc.postmortem.readers._headless import with_headings
 from hangdoc.postmortem.readers._host_output import with_hosts
 from hangdoc.postmortem.readers._input_file import HEAD_BYTES, Source
-from hangdoc.postmortem.readers._logs.scan import CHUNK, Anchors, AnchorSearch
+from hangdoc.postmortem.readers._logs.scan import BLOCKS, CHUNK, Anchors, AnchorSearch
 from hangdoc.postmortem.readers._placement.addresses import AddressBook, address_book
 from hangdoc.postmortem.readers._placement.placement import Placement, outer_lines, placement_of
 from hangdoc.postmortem.readers._rank_output import with_ranks
@@ -27,6 +27,7 @@ ALWAYS_CLEANED = 32 * 2**10  # bytes
 MAX_CLEANED_FILES = 16 * 2**20  # bytes of one report; in later files, only those that need it at their beginning
 CLEANED = "bytes cleaned"  # key of ReadContext.shared
 SAMPLE = 8 * 2**10  # bytes at the beginning of a longer text, to see whether it needs cleaning
+MAX_SEARCHES = 64  # built for one text: each costs milliseconds and a MiB
 BEFORE, BEHIND = 16 * 2**10, 2 * 2**20  # bytes of a long text around the literals of a format
 _BINARY = bytes(set(range(7)) | set(range(14, 27)) | {28, 29, 30, 31})
 
@@ -171,21 +172,16 @@ class _Limited(io.RawIOBase):
 
 def marked_parts(source: Source, marks: Mapping[str, Sequence[str]]) -> dict[str, Source]:
     """For each key of `marks`, the part of a long text around its literals; missing: the text has none."""
-    anchors = Anchors(tuple(dict.fromkeys(mark for several in marks.values() for mark in several)))
-    literals = {
-        mark.encode(): [name for name, several in marks.items() if mark in several] for mark in anchors.literals
-    }
-    search = AnchorSearch(anchors)
+    search = _MarkSearch(marks)
     spans: dict[str, tuple[int, int]] = {}
     at, data = 0, b""
     with suppress(OSError), source.open() as file:
         while chunk := file.read(CHUNK):
-            kept = data[-anchors.longest :]
+            kept = data[-search.longest :]
             data = kept + chunk
-            for start in search.positions(data, 0, len(data)):
-                for name in next((found for mark, found in literals.items() if data.startswith(mark, start)), ()):
-                    first, _ = spans.get(name, (at - len(kept) + start, 0))
-                    spans[name] = first, at - len(kept) + start
+            for name, (first, last) in search.spans(data).items():
+                offset = at - len(kept)
+                spans[name] = spans.get(name, (first + offset, 0))[0], last + offset
             at += len(chunk)
     return {
         name: TextPart(
@@ -193,3 +189,44 @@ def marked_parts(source: Source, marks: Mapping[str, Sequence[str]]) -> dict[str
         )
         for name, (first, last) in spans.items()
     }
+
+
+class _MarkSearch:
+    """Finds between which offsets of a text the literals of each key lie.
+
+    Texts repeat themselves: once a key is found in a block, the rest of the block is searched for the others alone.
+    """
+
+    def __init__(self, marks: Mapping[str, Sequence[str]]) -> None:
+        self._marks = marks
+        self._names = frozenset(marks)
+        self._searches: dict[frozenset[str], AnchorSearch] = {}
+        self.longest = self._search(self._names).active.longest
+
+    def spans(self, data: bytes) -> dict[str, tuple[int, int]]:
+        """For each key found, where its first literal begins, and an end of the last that is exact to a block."""
+        found: dict[str, tuple[int, int]] = {}
+        for start in range(0, len(data), BLOCKS[0]):
+            end = min(start + BLOCKS[0], len(data))
+            for name, first in self._in_block(data, start, end):
+                found[name] = found.get(name, (first, 0))[0], end
+        return found
+
+    def _in_block(self, data: bytes, at: int, end: int) -> Iterator[tuple[str, int]]:
+        names = self._names
+        while names:
+            if names not in self._searches and len(self._searches) >= MAX_SEARCHES:
+                yield from ((name, at) for name in names)  # may be: a reader then looks at more text
+                return
+            first = next(self._search(names).positions(data, at, end), None)
+            if first is None:
+                return
+            here = {name for name in names if any(data.startswith(mark.encode(), first) for mark in self._marks[name])}
+            yield from ((name, first) for name in here)
+            names, at = names - here, first
+
+    def _search(self, names: frozenset[str]) -> AnchorSearch:
+        if names not in self._searches:
+            literals = dict.fromkeys(mark for name in self._marks if name in names for mark in self._marks[name])
+            self._searches[names] = AnchorSearch(Anchors(tuple(literals)))
+        return self._searches[names]
