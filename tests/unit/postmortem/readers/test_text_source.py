@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 
@@ -14,7 +15,7 @@ MARKS = {"one": ("alpha", "beta"), "two": ("gamma",), "three": ("delta",), "neve
 FILL = b"an ordinary line of a log\n"
 
 
-def parts(path: Path, text: bytes, marks: dict[str, tuple[str, ...]]) -> dict[str, bytes]:
+def parts(path: Path, text: bytes, marks: Mapping[str, tuple[str, ...]]) -> dict[str, bytes]:
     path.write_bytes(text)
     found = {}
     for name, part in marked_parts(Source(path, path.name, len(text)), marks).items():
