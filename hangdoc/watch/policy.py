@@ -16,7 +16,7 @@ from hangdoc.watch.session import Session
 
 PATIENCE_S = 4.0  # a shorter standstill may be an ordinary pause
 EXAMINATIONS = 3  # rounds: native stacks of many ranks take more than one
-ONCE_SOON_S = 4.5  # `--once` may call a job healthy after this long
+ONCE_SOON_S = 4.0  # `--once` may call a job healthy after this long
 ONCE_S = 9.0  # `--once` gives its verdict after this long if nothing stalls
 ONCE_LIMIT_S = 14.0  # `--once` watches longer only where its looks were too few to compare the ranks
 ONCE_BUSY_S = 30.0  # `--once` never watches longer: on a busy host, a look takes seconds

@@ -34,6 +34,9 @@ MAX_REASONS = 5  # why hosts are not seen, in one error
 WAIT_S, MAX_WAIT_S = 1.0, 10.0  # between two searches for ranks that have not started: each reads all of /proc
 WAIT_GROWTH = 0.1  # of the pause, for each second waited
 QUIET_WAIT_S = 60.0  # a command that is no training job needs no comment
+LOAD_S = (
+    1.5  # a rank that is seen before and after the playbooks were loaded is watched; on a busy host, that takes longer
+)
 ONCE_INTERVAL_S = 0.5  # `--once` has little time and looks more often
 
 
@@ -41,8 +44,9 @@ def watch_once(options: WatchOptions, say: Callable[[str], None]) -> tuple[Verdi
     """One verdict for each job. Raises HangdocError if there is no rank to watch."""
     with ExitStack() as stack:
         session = _open_session(options, stack, say)
+        opened = time.monotonic()
         judge = load_judge(options.playbooks, say)
-        started = time.monotonic()  # after loading: on a busy host the playbooks take seconds
+        started = max(opened, time.monotonic() - LOAD_S)
         undecided, verdicts = {job: Once(job, say) for job in session.jobs}, dict[str, Verdict]()
         while undecided:
             session.wait(min(options.interval_s, ONCE_INTERVAL_S))

@@ -60,6 +60,10 @@ class NoticesFacts:
     replicas_apart: str | None = None  # its parameters or gradients differ from those of its replicas
     calls_differ: str | None = None  # a check of its framework found that its collectives differ from those of a peer
     transfer_failed: str | None = None  # the network library gave up a connection or transfer to a peer
+    peer_access_wrong: str | None = None  # a test copied wrong data between GPUs of its host
+    peer_access_redirected: str | None = None  # PCIe bridges of its host redirect transfers between devices
+    peer_access_fault: str | None = None  # the IOMMU of its host refused an access of a device
+    peer_access_off: str | None = None  # somebody says that it works without transfers between GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,14 @@ class NoticesJob:
     calls_differ_at: tuple[Suspect, ...] = ()
     transfer_failed: str | None = None
     transfer_failed_at: tuple[Suspect, ...] = ()
+    peer_access_wrong: str | None = None
+    peer_access_wrong_at: tuple[Suspect, ...] = ()
+    peer_access_redirected: str | None = None
+    peer_access_redirected_at: tuple[Suspect, ...] = ()
+    peer_access_fault: str | None = None
+    peer_access_fault_at: tuple[Suspect, ...] = ()
+    peer_access_off: str | None = None
+    peer_access_off_at: tuple[Suspect, ...] = ()
 
 
 KINDS = frozenset(field.name for field in fields(NoticesFacts))

@@ -48,23 +48,28 @@ class RecompilesDetector(Detector[RecompilesFacts, RecompilesJob]):
             return nothing, RecompilesJob()
         by_rank = {key: [event for event in events if event.kind == KIND] for key, events in logs.ranks.items()}
         again = {key: events[-1].text for key, events in by_rank.items() if _again(events)}
+        once = {key for key, events in by_rank.items() if _late(events)}  # the text may show few of its lines
         unowned = [event for _, event in logs.unattributed if event.kind == KIND]
         if not again and not _again(unowned):
             return nothing, RecompilesJob()
         line = next(iter(again.values()), unowned[-1].text if unowned else None)
         usual, slow = _pace(logs)
-        found = RecompilesJob(True, len(again) in (0, len(logs.keys)), line, slow, usual)
+        found = RecompilesJob(True, not again or once >= set(logs.keys.values()), line, slow, usual)
         return nothing | {key: RecompilesFacts(True, text) for key, text in again.items()}, found
 
 
 def _again(events: list[LogEvent]) -> bool:
     """True if functions were compiled again that had been compiled several times."""
-    late = {
+    return len(_late(events)) >= RECOMPILING_COUNTED
+
+
+def _late(events: list[LogEvent]) -> set[tuple[str | None, str | None]]:
+    """The compilations, by frame and count, of functions that had been compiled several times."""
+    return {
         (event.fields.get("frame"), event.fields.get("count"))
         for event in events
         if (number(event, "count") or 0) >= RECOMPILATIONS
     }
-    return len(late) >= RECOMPILING_COUNTED
 
 
 def _pace(logs: JobLogs) -> tuple[float | None, float | None]:

@@ -19,9 +19,10 @@ MAX_FILLED = 4096  # frames
 
 _ALIKE = (
     r"(?:(?:the )?(?:rest|remainder|other frames|outer frames|inner frames|frames|stack|everything else)[ :,]{1,2})?"
-    r"(?:is |are )?(?:exactly )?(?:the )?(?:same|identical|unchanged|ditto|as above|as before|snip(?:ped)?|cut|omitted"
-    r"|elided|truncated|skipped)\b(?: (?:stack|frames|rest|trace|one|thing|here|again|below|from here|down))*"
-    r"(?: (?:as|to|in|on|like) (?:in |on |for )?(?:the )?(?:(?:global )?rank[ _#=:-]{0,2}(?P<rank>\d{1,6})"
+    r"(?:is |are )?(?:exactly )?(?:the )?(?:(?:same|identical|unchanged|ditto|as above|as before|snip(?:ped)?|cut"
+    r"|omitted|elided|truncated|skipped)\b(?: (?:stack|frames|rest|trace|one|thing|here|again|below|from here|down))*"
+    r"|(?=(?:as|like) (?:in |on )?(?:the )?(?:global )?rank\b))"
+    r"(?: ?(?:as|to|in|on|like) (?:in |on |for )?(?:the )?(?:(?:global )?rank[ _#=:-]{0,2}(?P<rank>\d{1,6})"
     r"|above|before|previous(?: one)?|first(?: one)?|(?:all |the )?(?:other|others|rest|peers)))?"
 )
 _MARK = re.compile(

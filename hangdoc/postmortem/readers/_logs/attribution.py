@@ -153,8 +153,8 @@ class OriginResolver:
             rank = self._rank_of_pid(origin.host, origin.pid)
         if rank is None and origin.local is not None:
             rank = self._rank_of_local(origin)
-        if rank is None and origin.gpu is not None and origin.host:
-            rank = self._rank_on(origin.host, origin.gpu)
+        if rank is None and origin.gpu is not None and (host := origin.host or self._only_host_of_gpus):
+            rank = self._rank_on(host, origin.gpu)
         if rank is None:
             rank = self.only_rank
         if rank is None:
@@ -178,6 +178,12 @@ class OriginResolver:
         if origin.local is None or self.offsets:
             return None if origin.local is None else origin.local + self.offsets.most_common(1)[0][0]
         return self.placement.rank_of_local(origin.host, origin.node, origin.local)
+
+    @property
+    def _only_host_of_gpus(self) -> str | None:
+        """The host of every process that names itself, and of every GPU whose address is known."""
+        known = {host for host, _ in self.gpus} | set(map(_short, self.hosts))
+        return next(iter(known)) if len(known) == 1 else None
 
     def _rank_on(self, host: str, gpu: int) -> int | None:
         """The rank that uses a GPU, by its largest communicator. None: unknown, or more than one."""

@@ -1,7 +1,7 @@
 """How long the steps take in which torch.compile compiles again, and the other steps of a log.
 
 torch prints a recompilation before the step in which it happens ends (TORCH_LOGS=recompiles; torch/_dynamo/guards.py),
-and the script prints the time of the step after it.
+and the script prints the time of the step after it. Who pastes the two apart shows which steps are slow by their times.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from statistics import median
 
 MAX_STEPS = 4_000
 MAX_TEXT = 600  # characters of a line
+LEAST_STEPS, LEAST_RATIO = 2, 10.0  # of either kind, and between the two, where the times alone tell them apart
 _RECOMPILED = re.compile(r"\bRecompiling function \S|\bhit config\.(?:recompile|cache_size)_limit\b")
 _STEP = re.compile(
     r"\b(?:step|iter(?:ation)?|batch|it)s?\b[\s:=#\[]{1,4}\d{1,9}|\d{1,3}%\||^\W{0,4}\d{1,9} ?/ ?\d{1,9}\b",
@@ -56,9 +57,9 @@ class StepTimes:
         ):
             return
         seconds = float(time["value"] or time["bare"]) / (1000 if (time["unit"] or "").lower().startswith("m") else 1)
+        self._last = (number, text.strip()) if self._recompiled or not self._last[0] else self._last
         if self._recompiled:
             self._slow.append(seconds)
-            self._last = number, text.strip()
         else:
             self._usual.append(seconds)
         self._recompiled = False
@@ -66,7 +67,19 @@ class StepTimes:
     @property
     def pace(self) -> StepPace | None:
         """None: no step time is known, or all of one kind."""
-        if not self._slow or not self._usual:
+        usual, slow = self._usual, self._slow
+        if not slow and self._recompiled:  # below all steps
+            usual, slow = _parted(usual)
+        if not slow or not usual:
             return None
         number, text = self._last
-        return StepPace(median(self._usual), median(self._slow), len(self._slow), number, text)
+        return StepPace(median(usual), median(slow), len(slow), number, text)
+
+
+def _parted(times: list[float]) -> tuple[list[float], list[float]]:
+    """Short and long steps, if there are several of both and nothing in between; else all are short."""
+    ordered = sorted(times)
+    for at in range(LEAST_STEPS, len(ordered) - LEAST_STEPS + 1):
+        if ordered[at] >= LEAST_RATIO * ordered[at - 1]:
+            return ordered[:at], ordered[at:]
+    return ordered, []

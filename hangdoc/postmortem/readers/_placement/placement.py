@@ -174,9 +174,12 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout)
     several = later_node or layout.several_nodes or numbering.several_hosts
     one_host = not several and len({_short(host) for host in hosts.values()}) < 2
     local_is_rank = one_host and all(number == rank for (_, number), rank in (*locals_.items(), *gpus.items()))
+    pids = _unique(_numbers(seats, "pids", hosts))
+    if local_is_rank:
+        pids = {**_unique(_pids_of_locals(seats)), **pids}
     return Placement(
         hosts,
-        _unique(_numbers(seats, "pids", hosts)),
+        pids,
         locals_,
         gpus,
         _buses(seats, hosts, gpus),
@@ -195,6 +198,13 @@ def _numbers(seats: Iterable[Seat], kind: str, hosts: Mapping[int, str]) -> Iter
         if len(numbers) == len(seat.ranks):
             for rank, number in zip(seat.ranks, numbers, strict=True):
                 yield (_short(seat.host or hosts.get(rank)), number), rank
+
+
+def _pids_of_locals(seats: Iterable[Seat]) -> Iterator[tuple[tuple[str, int], int]]:
+    """The numbers on their host of listed processes of which no rank is stated, by PID."""
+    for seat in seats:
+        if seat.listed and not seat.ranks and len(seat.pids) == len(seat.locals):
+            yield from (((_short(seat.host), pid), local) for pid, local in zip(seat.pids, seat.locals, strict=True))
 
 
 def _buses(

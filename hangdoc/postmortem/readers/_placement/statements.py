@@ -49,6 +49,12 @@ _OF_PROCESS = re.compile(
     r"\W{0,8}(?:Process |pid[ :=]{1,2})(\d{2,9})\b|.{0,200}?py-spy .{0,60}?(?:-p|--pid)[ =](\d{2,9})\b"
 )
 _NOTE = re.compile(r"(?:\s#+|<[-=]+|\u2190|\s//|\s--(?=\s)|\s\(|\s\[|=>|\s->)\s?([^#()\[\]]{3,80})[)\]]?\s*$")
+# Every process of a list: `3310 is LOCAL_RANK 0, 3311 LOCAL_RANK 1`, `4411 is rank 0 and 4412 is rank 1`.
+_EACH = re.compile(
+    r"(?<![\w.:#])(\d{3,9}) (?:is |was |= ?|-+> ?|\()?(?:the )?(?:global |world )?(local[ _-]?)?rank"
+    r"[ =:#_]{0,2}(\d{1,6})(?!\w|\.\d)",
+    re.IGNORECASE,
+)
 _ASKED = re.compile(r"[^.;]{0,60}\?")
 _NOT_NOW = re.compile(
     r"\b(?:not|isn't|was|were|used to|moved|formerly|yesterday|old|if|should|maybe|probably|unsure)\b|\?"
@@ -93,6 +99,10 @@ def seats_in(text: str) -> Iterator[Seat]:
         yield noted
     elif listed := PID_FIRST.fullmatch(text):
         yield Seat((int(listed[2]),), pids=(int(listed[1]),), listed=True)
+    elif len(each := _EACH.findall(text)) > 1:
+        for pid, local, number in each:
+            numbers = (int(number),)
+            yield Seat(() if local else numbers, pids=(int(pid),), locals=numbers if local else (), listed=True)
     else:
         yield from filter(None, (_seat(group, text) for group in _Line(text).groups()))
 
@@ -193,7 +203,7 @@ def believable(stated: Sequence[Seat], hosts: frozenset[str]) -> list[Seat]:
     """The statements without names that only may be hosts: nothing else in the text shows that they are."""
     firm_hosts = {seat.host.lower() for seat in stated if seat.firm and seat.host}
     series = _series(seat.host for seat in stated if seat.host and (seat.firm or len(seat.ranks) > 1 or seat.nodes))
-    listed = [(seat.pids, seat.ranks) for seat in stated if seat.listed]
+    listed = [(seat.pids, seat.ranks or seat.locals) for seat in stated if seat.listed]
     are_pids = len({pids for pids, _ in listed}) == len({ranks for _, ranks in listed}) > 1
     kept = []
     for seat in stated:
