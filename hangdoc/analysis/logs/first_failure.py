@@ -39,7 +39,8 @@ class Failure:
 
 def failures(case: Case, logs: JobLogs) -> dict[Key, Failure]:
     """Failures of the ranks that ended by an exception, or that an event shows to be victims."""
-    found = {key: failure for key, events in logs.ranks.items() if (failure := _failure(case, key, events))}
+    timed_out = _first_timeouts(logs)
+    found = {key: failure for key, events in logs.ranks.items() if (failure := _failure(case, key, events, timed_out))}
     roots = root_causes(logs)
     own = {key: failure.own for key, failure in found.items() if failure.own}
     if not own and len(roots) == 1 and (raised := unattributed_failure(logs)):
@@ -81,7 +82,15 @@ def _exit_code(logs: JobLogs, key: Key) -> str | None:
     return next((event.fields.get("code") for one, event in logs.of_ranks("failure") if one == key), None)
 
 
-def _failure(case: Case, key: Key, events: Sequence[LogEvent]) -> Failure | None:
+def _first_timeouts(logs: JobLogs) -> dict[str, int]:
+    """The line of each source in which the first timeout of any rank stands."""
+    found: dict[str, int] = {}
+    for event in logs.all(*TIMEOUTS):
+        found[event.source] = min(event.line, found.get(event.source, event.line))
+    return found
+
+
+def _failure(case: Case, key: Key, events: Sequence[LogEvent], timed_out: Mapping[str, int]) -> Failure | None:
     ended = case.ranks[key].alive is False
     exceptions = [event for event in events if event.kind == "exception"]
     # The same exception is in the launcher's log and in the rank's own, and only the launcher's shows the teardown.
@@ -89,7 +98,11 @@ def _failure(case: Case, key: Key, events: Sequence[LogEvent]) -> Failure | None
     own = [
         event
         for event in exceptions
-        if event.text not in teardown and not caused_by_peer(event) and (ended or "uncaught" in event.fields)
+        if event.text not in teardown
+        and not caused_by_peer(event)
+        and (ended or "uncaught" in event.fields)
+        # A traceback whose end was cut, below a timeout, most likely is one of the wait itself.
+        and (event.fields.get("type") or event.line < timed_out.get(event.source, event.line + 1))
     ]
     victims = [
         event

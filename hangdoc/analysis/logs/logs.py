@@ -396,7 +396,7 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
         **rendezvous.unattributed,
         unresolved=rendezvous.unresolved,
         one_refused=any("refused" in fields for fields in rendezvous.of_rank.values()),
-        cut_off=any(True for _ in logs.all(*TIMEOUTS, *LOST, "connect_failed", "clients_missing", "unreachable")),
+        cut_off=any(True for _ in logs.all(*TIMEOUTS, "connect_failed", "clients_missing", "unreachable")),
         beyond=hardware.peers,
         taken_on=(Suspect(None, None, rendezvous.taken_on),) if rendezvous.taken_on else (),
         ports=tuple(Suspect(None, None, host) for host in hardware.port_hosts),

@@ -23,6 +23,7 @@ _CUT_GPU = re.compile(r"\W{0,6}(\d{1,3})\s+(?:NVIDIA|Tesla|GeForce|Quadro|A\d|H\
 _CUT_POWER = re.compile(r"(\d{1,4}(?:\.\d{1,3})?) ?W\s{0,4}/\s{0,4}(\d{1,4}(?:\.\d{1,3})?) ?W\b")
 _CUT_UTILISATION = re.compile(r"\|\s{0,12}(\d{1,3}) ?%\s{1,12}(?:Default|E\. Proc|Excl|Proh)")
 _CUT_TEMPERATURE = re.compile(r"(?<![\w.])(\d{1,3})(?:\.\d)? ?(?:\u00b0|')?[Cc]\b")
+_PICKED = re.compile(r"nvidia-smi\b.{0,200}\s(?:-i|--id)[ =]?(\d{1,3})\b(?!,)")
 _DETAIL_GPU = re.compile(rf"\s{{0,4}}GPU ({BUS})\s*")
 _DETAIL = re.compile(r"(\s*)(\S[^:]{0,60}?)\s*:\s(.{0,200}?)\s*")
 
@@ -79,6 +80,12 @@ def state_row(text: str) -> StateRow | None:
         return None
     warm, used = _CUT_TEMPERATURE.search(text), _CUT_UTILISATION.search(text)
     return StateRow(warm[1] if warm else None, None, power[1], power[2], utilisation=used[1] if used else None)
+
+
+def picked_gpu(text: str) -> int | None:
+    """The only GPU of which a command asks: `nvidia-smi -q -i 5`."""
+    found = _PICKED.search(text)
+    return int(found[1]) if found else None
 
 
 def detail_gpu(text: str) -> str | None:

@@ -32,7 +32,7 @@ _LISTED = re.compile(
     r"\| ?(?:e?grep|awk|tail|sort|head)\b"
 )
 _NAME = re.compile(rf"\s*Name:\s+(?P<pod>{_POD})\s*")
-_ASKED = re.compile(rf"\bkubectl\s.{{0,120}}?\b(?:describe|get)\s+pods?[ /](?P<pod>{_POD})")
+_ASKED = re.compile(rf"\bkubectl\s.{{0,120}}?\b(?:describe|get)\s+po(?:ds?)?[ /](?P<pod>{_POD})")
 _NODE = re.compile(r"\s*Node:\s+(?P<node>[\w.\-]{1,253})/.{0,60}")
 _RANK = re.compile(r"\s*RANK:\s+(?P<rank>\d{1,6})\s*")  # in the environment of a container
 _STATE = re.compile(r"\s*(?P<what>State|Last State):\s+(?P<state>Running|Waiting|Terminated)\s*")

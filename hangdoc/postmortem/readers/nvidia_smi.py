@@ -14,7 +14,16 @@ from typing import Any
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._nvidia_smi_rows import BROKEN, BUS, detail, detail_gpu, gpu_row, is_slowdown, state_row
+from hangdoc.postmortem.readers._nvidia_smi_rows import (
+    BROKEN,
+    BUS,
+    detail,
+    detail_gpu,
+    gpu_row,
+    is_slowdown,
+    picked_gpu,
+    state_row,
+)
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, opens, parse_channels, text_lines
 
 _TITLE = re.compile(r"\|\s*NVIDIA-SMI\s+(\S{1,40})\s+(?:Driver Version|KMD Version):\s*(\S{1,40}).*")
@@ -86,8 +95,11 @@ class _Parser:
     _detailed: bool = False  # output of -q
     _path: list[tuple[int, str]] = field(default_factory=list)  # current headings of -q: indent, name
     _pid: int | None = None
+    _picked: int | None = None  # the only GPU that the last command asked for
 
     def feed(self, text: str) -> bool:
+        if "nvidia-smi" in text:
+            self._picked = picked_gpu(text)
         if found := _TITLE.fullmatch(text):
             self._begin(found[2])
             return True
@@ -132,7 +144,8 @@ class _Parser:
         """Parse a line of -q: a heading, or `Name : value`."""
         if bus := detail_gpu(text):
             self._path, self._pid = [], None
-            self._add(Gpu(len(self._gpus), bus=bus))
+            first = self._picked if self._picked is not None and not self._gpus else len(self._gpus)
+            self._add(Gpu(first, bus=bus))
         elif pair := detail(text):
             self._path = [one for one in self._path if one[0] < pair.depth]
             self._value(" / ".join(name for _, name in self._path), pair.name, pair.value)

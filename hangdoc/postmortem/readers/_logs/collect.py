@@ -29,7 +29,7 @@ from hangdoc.postmortem.readers._logs.tracebacks import (
     parse_traceback,
     watchdog_stack,
 )
-from hangdoc.postmortem.readers._owner_hints import OF_HOST, HostContext, host_in_front
+from hangdoc.postmortem.readers._owner_hints import OF_HOST, HostContext, host_in_front, listed_numbers
 from hangdoc.postmortem.readers._placement.nodes import NodesOfText
 from hangdoc.postmortem.readers._placement.placement import Placement
 from hangdoc.postmortem.readers.faulthandler import faulthandler_dumps
@@ -41,6 +41,9 @@ HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait", "port_in_us
 _LOGIN = re.compile(rb"(?<![\w.@-])[\w.-]{1,32}@([\w-]{1,63})(?=[ :])")  # of a prompt
 OF_PORT = frozenset({"ib_event", "port_event"})  # kinds about a network port, which all ranks of a host share
 AT_PEER = ("peer", "address", "mac", "lid", "efa")  # fields with an address of a peer
+ALIKE = frozenset(
+    {"collective_timeout", "work_status"}
+)  # kinds of which people show one line, and say who prints the same
 OF_GPU = frozenset({"xid", "gpu_lost", "gpu_hardware"})  # kinds whose line names a GPU by its PCI address
 OF_PROCESS = OF_GPU | {"host_out_of_memory"}  # kinds whose line names the PID of a process that another one ended
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
@@ -76,6 +79,15 @@ _OF_A_JOB = re.compile(r"torch\.distributed|Dist\w+Error|NCCL|ProcessGroup|c10d|
 _BY_TORCH = re.compile(rb"\[rank\d{1,6}\]: ?Traceback")
 _RAISER = re.compile(r"\(RANK (\d{1,6})\)|DeadLock detected from rank: (\d{1,6})")
 _NUMBERED = re.compile(r"([\w.-]{1,100}?[-_.]?)(\d{1,6})")
+# Behind the lines of one rank: `(2, 3, 5, 6 the same)`, `... ranks 4-7 are identical`.
+_ALIKE = re.compile(
+    r"\W{0,8}(?:and |also )?(?:ranks? )?(\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to) ?\d{1,6}){0,64})"
+    r" (?:(?:are|is|all|both|say|print|report|have|show) ){0,2}(?:exactly )?(?:the )?(?:same|identical|alike)\b"
+    r"(?: (?:as|to) (?:rank )?(?P<as>\d{1,6}))?\W{0,4}",
+    re.IGNORECASE,
+)
+MAX_ALIKE = 512  # ranks in such a line
+MAX_BEHIND = 4  # lines between
 MAX_CONTAINERS = 64  # rows before and after one
 _SPAWNED = re.compile(r"-- Process (\d{1,4}) terminated with the following error:")
 # The end of a save, in the words of frameworks and scripts.
@@ -230,6 +242,11 @@ class LogCollector:
         if kind == "exception" and exception is not None and exception.uncaught:
             self._events_of(origin).offer_stack(1, line.at, exception.stacks)
         self._add_event(origin, kind, text, matched, line, fields)
+        if kind in ALIKE and origin.rank is not None:
+            default = line.group_rank == origin.rank
+            for rank in _alike(matched, origin.rank):
+                said = replace(line, rank=rank, group_rank=rank if default else None)
+                self._add_event(LineOrigin(rank=rank, host=origin.host), kind, text, matched, said, fields)
 
     def _about(self, origin: LineOrigin, fields: Fields) -> LineOrigin:
         """The origin of a line about another process, with the rank of that process if the text states it."""
@@ -465,6 +482,17 @@ def _mark_teardown(event: LogEvent) -> LogEvent:
     return replace_record(event, fields={**event.fields, TEARDOWN: "yes"})
 
 
+def _alike(matched: MatchedLine, rank: int) -> Sequence[int]:
+    """The ranks of which the text says behind a line that they print the same."""
+    last = True  # the line is the last one above
+    for text in matched.after(MAX_BEHIND):
+        if found := _ALIKE.fullmatch(text):
+            meant = int(found["as"]) == rank if found["as"] else last
+            return [one for one in listed_numbers(found[1], MAX_ALIKE) if one != rank] if meant else ()
+        last = last and "Watchdog caught" not in text
+    return ()
+
+
 def _exception_fields(exception: LoggedException) -> dict[str, str | None]:
     site = exception.frames[0] if exception.frames else None
     return {
@@ -489,8 +517,8 @@ def _end_by_exception(events: Sequence[LogEvent]) -> End | None:
     if {event.kind for event in events} & WAITED:
         return None
     uncaught = [event for event in events if event.kind == "exception" and "uncaught" in event.fields]
-    if not uncaught:
-        return None
+    if not uncaught or not uncaught[-1].fields.get("type"):
+        return None  # the end of a traceback that was cut does not show what it waited for, or raised
     interrupted = uncaught[-1].fields.get("type") == "KeyboardInterrupt"
     return End(signal=signal.SIGINT) if interrupted else End(code=1)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hangdoc.evidence.figures import Figure
-from hangdoc.postmortem.readers._nvidia_smi_rows import detail, detail_gpu, gpu_row, is_slowdown, state_row
+from hangdoc.postmortem.readers._nvidia_smi_rows import detail, detail_gpu, gpu_row, is_slowdown, picked_gpu, state_row
 
 MAX_GPUS = 4_096
 UTILISATION, CLOCK, POWER, LIMIT, TEMPERATURE, SLOWED = (
@@ -26,7 +26,6 @@ _SHOWS = re.compile(
 _ON_HOSTS = re.compile(r"\b(?:pdsh|clush|pssh|srun|parallel|ansible|for) ")
 _LABELLED = re.compile(r"([A-Za-z][\w.-]{0,100}): +(\S.{0,100})")
 _QUERY = re.compile(r"--query-gpu[= ]([\w.,]{3,1000})")
-_PICKED = re.compile(r"nvidia-smi\b.{0,200}\s(?:-i|--id)[ =]?(\d{1,3})\b")
 _FIELD = re.compile(
     r"^(?:index|uuid|name|gpu_name|timestamp|count|pstate|serial|driver_version"
     r"|(?:gpu_)?(?:pci\.|bus_id|clocks|power|temperature|utilization|memory|ecc|fan|enforced|pcie)[\w.]{0,80})"
@@ -58,9 +57,9 @@ class GpuTables:
     _columns: list[str] = field(default_factory=list)  # of --query-gpu
     _heads: list[str] = field(default_factory=list)  # of dmon, rocm-smi, amd-smi, dcgmi
     _gpu: str = ""  # that the next lines describe
+    _picked: str = ""  # the only GPU that a command asks for
     _row: int = 0
     _everywhere: list[str] = field(default_factory=list)  # columns of a query that ran on several hosts
-    _detailed: int = 0  # GPUs in output of -q
 
     def feed(self, text: str, host: str | None, number: int) -> None:
         if host:
@@ -76,7 +75,7 @@ class GpuTables:
 
     def _enter(self, host: str) -> None:
         if host != self.host:
-            self.host, self._heads, self._gpu, self._row, self._detailed = host, [], "", 0, 0
+            self.host, self._heads, self._gpu, self._row = host, [], "", 0
             self._columns = self._everywhere
 
     def _figures(self, text: str, number: int) -> Iterator[Figure]:
@@ -84,8 +83,8 @@ class GpuTables:
             self._columns, self._row = query[1].split(","), 0
             self._everywhere = self._columns if _ON_HOSTS.search(text) else []
             return
-        if picked := _PICKED.search(text):
-            self._gpu = picked[1]
+        if (picked := picked_gpu(text)) is not None:
+            self._gpu = self._picked = str(picked)
             return
         cells = [cell.strip() for cell in text.split(",")]
         if len(cells) > 1 and all(map(_FIELD.match, cells)):
@@ -98,8 +97,7 @@ class GpuTables:
         elif reason := _REASON.search(text):
             yield self._figure(SLOWED, self._gpu or "?", reason[1].replace("_", " "), number)
         elif bus := detail_gpu(text):
-            self._gpu = str(self._detailed) if not self._detailed and self._gpu else bus
-            self._detailed += 1
+            self._gpu, self._picked = self._picked or bus, ""
         elif self._gpu and (pair := detail(text)) and pair.depth and pair.name in _DETAILS:
             yield from self._detail(_DETAILS[pair.name], pair.value, number)
         elif self._is_head(text):

@@ -33,6 +33,9 @@ LEAST_LABELS = 2  # lines with a name in front that make it the name of a host
 
 _LABEL = re.compile(r"\s{0,4}(?:\[|=+ |-+ |#+ )?([A-Za-z][\w.-]{1,60})(?:\]|:| \||:\d{1,9}:\d{1,9} \[)")
 
+# torch writes the PID of the rank into its log lines (torch/_logging/_internal.py, since 2.5).
+_LOGGED = re.compile(r"\s{0,4}\[rank(\d{1,6})\]:[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d{3,9} (\d{1,9}) ")
+
 KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT", int, str)
 
@@ -126,6 +129,7 @@ def placement_of(text: str) -> Placement:
     buses = BusList(text)
     stated: list[Seat] = []
     hosts: Counter[str] = Counter()
+    logging: dict[int, int] = {}  # PID -> rank
     stating = 0
     for number, line in outer_lines(text):
         buses.feed(line, number)
@@ -134,9 +138,12 @@ def placement_of(text: str) -> Placement:
         hosts.update(_named_host(line))
         if row := table.feed(line):
             stated.append(row)
+        elif logged := _LOGGED.match(line):
+            logging[int(logged[2])] = int(logged[1])
         elif stating < MAX_STATING and may_state(line) and not prompt_of(line):
             stating += 1
             stated += seats_in(line)
+    stated += [Seat((rank,), pids=(pid,)) for pid, rank in logging.items()]
     known = frozenset(name for name, count in hosts.items() if count >= LEAST_LABELS)
     seats = believable(stated, known)
     placement = _joined([*seats, *layout.seats(seats)], numbering, layout)
