@@ -244,7 +244,7 @@ class LogCollector:
         self._add_event(origin, kind, text, matched, line, fields)
         if kind in ALIKE and origin.rank is not None:
             default = line.group_rank == origin.rank
-            for rank in _alike(matched, origin.rank):
+            for rank in _alike(matched, origin.rank, self.style):
                 said = replace(line, rank=rank, group_rank=rank if default else None)
                 self._add_event(LineOrigin(rank=rank, host=origin.host), kind, text, matched, said, fields)
 
@@ -482,11 +482,11 @@ def _mark_teardown(event: LogEvent) -> LogEvent:
     return replace_record(event, fields={**event.fields, TEARDOWN: "yes"})
 
 
-def _alike(matched: MatchedLine, rank: int) -> Sequence[int]:
+def _alike(matched: MatchedLine, rank: int, style: PrefixStyle) -> Sequence[int]:
     """The ranks of which the text says behind a line that they print the same."""
     last = True  # the line is the last one above
     for text in matched.after(MAX_BEHIND):
-        if found := _ALIKE.fullmatch(text):
+        if found := _ALIKE.fullmatch(text) or _ALIKE.fullmatch(parse(text, style).text):
             meant = int(found["as"]) == rank if found["as"] else last
             return [one for one in listed_numbers(found[1], MAX_ALIKE) if one != rank] if meant else ()
         last = last and "Watchdog caught" not in text
