@@ -79,7 +79,8 @@ class Once:
             self.inspected = True
             return CloserLook()
         decided = facts.job.stall.progressed and not may_be_stuck(facts)
-        due_s = ONCE_LIMIT_S if not decided else ONCE_SOON_S if is_balanced(facts) else ONCE_S
+        soon = is_balanced(facts) and facts.job.progress.looks > PACE_LOOKS
+        due_s = ONCE_LIMIT_S if not decided else ONCE_SOON_S if soon else ONCE_S
         return "judge" if elapsed_s >= due_s or has_ended(facts) else "wait"
 
     def accepts(self, judge: Judge, verdict: Verdict, facts: Facts, elapsed_s: float) -> bool:

@@ -37,7 +37,7 @@ QUIET_WAIT_S = 60.0  # a command that is no training job needs no comment
 LOAD_S = (
     1.5  # a rank that is seen before and after the playbooks were loaded is watched; on a busy host, that takes longer
 )
-ONCE_INTERVAL_S = 0.5  # `--once` has little time and looks more often
+ONCE_INTERVAL_S = 0.4  # `--once` has little time and looks more often
 
 
 def watch_once(options: WatchOptions, say: Callable[[str], None]) -> tuple[Verdict, ...]:
