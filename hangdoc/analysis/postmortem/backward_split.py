@@ -49,7 +49,10 @@ class BackwardSplitAnalysis(Analysis[BackwardSplitFacts, BackwardSplitJob]):
         ops = {stack[key].op for key in outside}
         if ranks < max(len(stack), COMPARABLE_RANKS) or len(ops) != 1:
             return nothing, BackwardSplitJob()
-        if not inside or len(inside) == len(outside) or len({stack[key].site for key in inside}) != 1:
+        if not inside or len(inside) == len(outside):
+            return nothing, BackwardSplitJob()
+        # Of stacks that somebody cut, the innermost frames are left.
+        if len({stack[key].site for key in inside}) != 1 and len({stack[key].leaf for key in inside}) != 1:
             return nothing, BackwardSplitJob()
         few = min(inside, outside, key=len)
         return {key: BackwardSplitFacts(key in few) for key in case.ranks}, BackwardSplitJob(ops.pop(), few == outside)

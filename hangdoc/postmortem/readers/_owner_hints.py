@@ -20,6 +20,7 @@ from hangdoc.postmortem.readers._elided import elision
 
 NAME = r"[A-Za-z0-9][\w.\-]{0,252}"  # of a host or a pod
 MAX_COMPANIONS = 4096  # ranks under one heading
+MAX_ABOVE = 8  # lines between a heading and the command whose output it announces
 MAX_PROSE = 1_000  # characters of a line of prose
 MAX_LINES = 20_000  # of a text whose hosts are looked for; longer ones are logs, which have prefixes
 LOCAL_PIDS = -(10**5)  # stands for the PID of GPU 0 of a host, below it those of its other GPUs
@@ -274,6 +275,7 @@ class OwnerHints:
     _taken: int | None = None  # rank of the last dump
     _spoke: int | None = None  # the rank that calls itself so in the line above
     _before: tuple[str, str] = ("", "")
+    _since: int = 0  # lines since a heading named a rank
 
     def take(self, pid: int | None = None) -> ProcessRef:
         """The process of the dump that begins here; consumes its rank and PID."""
@@ -313,6 +315,7 @@ class OwnerHints:
 
     def observe(self, text: str) -> None:
         """Read a line between dumps; most are prose without a reliable hint."""
+        self._since += 1
         before, self._before = self._before, (self._before[1], text)
         row, self._row = self._row, None
         if prompt := prompt_of(text):
@@ -367,6 +370,8 @@ class OwnerHints:
         pid, option = _PID.search(prompt.command), _PID_OPTION.search(prompt.command)
         if pid is None and option and int(option[1]) in self.listed:
             pid = option
+        elif option and rank is None and self._since > MAX_ABOVE and _DEBUGGER.search(prompt.command):
+            self.rank, self.updated = None, False  # the heading further up is that of another tool's dump
         if rank is not None or pid:
             announced = self.rank if self.updated and rank is None else rank  # by a heading above the command
             self.rank, self.pid, self.updated = announced, int(pid[1]) if pid else None, True
@@ -436,6 +441,7 @@ class OwnerHints:
             host = None  # the same rank, named twice
         named = _ENDING.sub("", host[1] or host[2]) if host else next(filter(_may_be_host, words), None)
         self.rank = several[0] if several else int(rank[1]) if rank else None
+        self._since = 0
         self.pid = int(pid[1]) if pid else None
         self.local = int(local[1]) if local else None
         self.host = named or self.host
