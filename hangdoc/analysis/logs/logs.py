@@ -171,6 +171,7 @@ class LogsJob:
     taken_on: tuple[Suspect, ...] = ()  # the host on which `port` was in use
     ports: tuple[Suspect, ...] = ()  # hosts with a failing port that no rank reports
     gpus: tuple[Suspect, ...] = ()  # hosts with a GPU error that no rank reports
+    one_gpu: bool = False  # all ranks, more than two, say that they share one
     lines: tuple[str, ...] = ()  # the errors of these hosts: "node-7: Xid 79 on GPU ..."
 
 
@@ -333,6 +334,7 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
     # Who ended by itself closed its connections as it should.
     gone = None if ranks_that_left(logs, fewest=1) else lost_peers(logs)
     lost = lost_connections(logs)
+    sharing = {number(event, name) for event in logs.all("duplicate_gpu") for name in ("rank", "rank_b")}
     sequence = max((at for event in logs.all(*TIMEOUTS) if (at := number(event, "sequence")) is not None), default=None)
     misfits = [event for event in logs.all("exception") if error_kind(event) == MISFIT and not caused_by_peer(event)]
     misfit = next((event for event in misfits if "uncaught" in event.fields), misfits[0] if misfits else None)
@@ -401,6 +403,7 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
         taken_on=(Suspect(None, None, rendezvous.taken_on),) if rendezvous.taken_on else (),
         ports=tuple(Suspect(None, None, host) for host in hardware.port_hosts),
         gpus=tuple(Suspect(None, None, host) for host in hardware.gpu_hosts),
+        one_gpu=2 < len(sharing) == logs.size,
         lines=tuple(f"{host}: {text}" for host, text in host_errors.items()),
     )
 

@@ -108,7 +108,6 @@ class NoticesJob:
     memory_lock_limit_at: tuple[Suspect, ...] = ()
     duplicate_gpu: str | None = None
     duplicate_gpu_at: tuple[Suspect, ...] = ()
-    duplicate_gpu_everywhere: bool = False  # every rank shares one, and there are more than two
     version_mismatch: str | None = None
     version_mismatch_at: tuple[Suspect, ...] = ()
     transfer_mismatch: str | None = None
@@ -185,8 +184,6 @@ class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
             shown = {key[0] for key, own_texts in of_rank.items() if kind in own_texts}
             suspects[kind] = {one: None for one in found if one.rank is not None or one.host not in shown}
         of_job: dict[str, Any] = {f"{kind}_at": tuple(found)[:MAX_SUSPECTS] for kind, found in suspects.items()}
-        sharing = sum("duplicate_gpu" in own_texts for own_texts in of_rank.values())
-        of_job["duplicate_gpu_everywhere"] = 2 < sharing == logs.size
         return {key: NoticesFacts(**found) for key, found in of_rank.items()}, NoticesJob(**(of_job | texts))
 
 
