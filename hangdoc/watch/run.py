@@ -34,9 +34,8 @@ MAX_REASONS = 5  # why hosts are not seen, in one error
 WAIT_S, MAX_WAIT_S = 1.0, 10.0  # between two searches for ranks that have not started: each reads all of /proc
 WAIT_GROWTH = 0.1  # of the pause, for each second waited
 QUIET_WAIT_S = 60.0  # a command that is no training job needs no comment
-LOAD_S = (
-    1.5  # a rank that is seen before and after the playbooks were loaded is watched; on a busy host, that takes longer
-)
+# Loading the playbooks counts as watching for so long: the ranks are looked at before it and after it.
+LOAD_S = 1.5
 ONCE_INTERVAL_S = 0.4  # `--once` has little time and looks more often
 
 

@@ -101,7 +101,7 @@ def _failure(case: Case, key: Key, events: Sequence[LogEvent], timed_out: Mappin
         if event.text not in teardown
         and not caused_by_peer(event)
         and (ended or "uncaught" in event.fields)
-        # A traceback whose end was cut, below a timeout, most likely is one of the wait itself.
+        # Below a timeout, a traceback that was cut is most likely that of the wait.
         and (event.fields.get("type") or event.line < timed_out.get(event.source, event.line + 1))
     ]
     victims = [

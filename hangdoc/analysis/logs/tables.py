@@ -56,10 +56,10 @@ def _job(logs: JobLogs) -> TablesJob:
     pods = list(logs.all("pod_waits"))
     hung = [(host, event) for host, event in logs.unattributed if event.kind == "kernel_wait"]
     ranks = {key: rank for rank, key in logs.keys.items()}
-    known = {event.fields.get("pod", ""): ranks.get(key) for key, event in logs.of_ranks("pod_waits")}
-    names = dict.fromkeys(event.fields.get("pod", "") for event in pods)
+    rank_of: dict[str, int | None] = dict.fromkeys(event.fields.get("pod", "") for event in pods)
+    rank_of |= {event.fields.get("pod", ""): ranks.get(key) for key, event in logs.of_ranks("pod_waits")}
     return TablesJob(
-        unstarted=tuple(Suspect(known.get(name), None, name) for name in names)[:MAX_SUSPECTS],
+        unstarted=tuple(Suspect(rank, None, pod) for pod, rank in rank_of.items())[:MAX_SUSPECTS],
         unstarted_why=pods[0].text if pods else None,
         hung=tuple(dict.fromkeys(Suspect(None, None, host) for host, _ in hung if known_host(host)))[:MAX_SUSPECTS],
         hung_why=hung[0][1].text if hung else None,

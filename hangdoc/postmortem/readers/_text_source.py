@@ -179,8 +179,8 @@ def marked_parts(source: Source, marks: Mapping[str, Sequence[str]]) -> dict[str
         while chunk := file.read(CHUNK):
             kept = data[-search.longest :]
             data = kept + chunk
-            for name, (first, last) in search.spans(data).items():
-                offset = at - len(kept)
+            offset = at - len(kept)
+            for name, first, last in search.spans(data):
                 spans[name] = spans.get(name, (first + offset, 0))[0], last + offset
             at += len(chunk)
     return {
@@ -203,20 +203,17 @@ class _MarkSearch:
         self._searches: dict[frozenset[str], AnchorSearch] = {}
         self.longest = self._search(self._names).active.longest
 
-    def spans(self, data: bytes) -> dict[str, tuple[int, int]]:
-        """For each key found, where its first literal begins, and an end of the last that is exact to a block."""
-        found: dict[str, tuple[int, int]] = {}
+    def spans(self, data: bytes) -> Iterator[tuple[str, int, int]]:
+        """The keys of each block: where the first literal of the key begins, and the end of the block."""
         for start in range(0, len(data), BLOCKS[0]):
             end = min(start + BLOCKS[0], len(data))
-            for name, first in self._in_block(data, start, end):
-                found[name] = found.get(name, (first, 0))[0], end
-        return found
+            yield from ((name, first, end) for name, first in self._in_block(data, start, end))
 
     def _in_block(self, data: bytes, at: int, end: int) -> Iterator[tuple[str, int]]:
         names = self._names
         while names:
             if names not in self._searches and len(self._searches) >= MAX_SEARCHES:
-                yield from ((name, at) for name in names)  # may be: a reader then looks at more text
+                yield from ((name, at) for name in names)  # perhaps: their readers then look at more text
                 return
             first = next(self._search(names).positions(data, at, end), None)
             if first is None:

@@ -55,7 +55,6 @@ def test_a_killed_daemon_continues_its_incidents(tmp_path: Path, receiver: Recei
     assert outcomes == {recovers.name: "recovered", ends.name: "lost"}
 
 
-@pytest.mark.slow("a daemon that starts and searches: 15 s")
 def answered(url: str) -> bytes | None:
     """What a page says; None: the server refuses it for now."""
     try:
@@ -66,6 +65,7 @@ def answered(url: str) -> bytes | None:
         return None
 
 
+@pytest.mark.slow("a daemon that starts and searches: 15 s")
 def test_a_daemon_obeys_its_signals_and_leaves_jobs_alone_that_opt_out(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

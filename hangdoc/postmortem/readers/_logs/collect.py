@@ -41,9 +41,8 @@ HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait", "port_in_us
 _LOGIN = re.compile(rb"(?<![\w.@-])[\w.-]{1,32}@([\w-]{1,63})(?=[ :])")  # of a prompt
 OF_PORT = frozenset({"ib_event", "port_event"})  # kinds about a network port, which all ranks of a host share
 AT_PEER = ("peer", "address", "mac", "lid", "efa")  # fields with an address of a peer
-ALIKE = frozenset(
-    {"collective_timeout", "work_status"}
-)  # kinds of which people show one line, and say who prints the same
+# Kinds of which people show the line of one rank, and say which ranks print the same.
+ALIKE = frozenset({"collective_timeout", "work_status"})
 OF_GPU = frozenset({"xid", "gpu_lost", "gpu_hardware"})  # kinds whose line names a GPU by its PCI address
 OF_PROCESS = OF_GPU | {"host_out_of_memory"}  # kinds whose line names the PID of a process that another one ended
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
@@ -243,9 +242,9 @@ class LogCollector:
             self._events_of(origin).offer_stack(1, line.at, exception.stacks)
         self._add_event(origin, kind, text, matched, line, fields)
         if kind in ALIKE and origin.rank is not None:
-            default = line.group_rank == origin.rank
+            in_whole = line.group_rank == origin.rank  # in the group of all ranks
             for rank in _alike(matched, origin.rank, self.style):
-                said = replace(line, rank=rank, group_rank=rank if default else None)
+                said = replace(line, rank=rank, group_rank=rank if in_whole else None)
                 self._add_event(LineOrigin(rank=rank, host=origin.host), kind, text, matched, said, fields)
 
     def _about(self, origin: LineOrigin, fields: Fields) -> LineOrigin:
@@ -483,7 +482,7 @@ def _mark_teardown(event: LogEvent) -> LogEvent:
 
 
 def _alike(matched: MatchedLine, rank: int, style: PrefixStyle) -> Sequence[int]:
-    """The ranks of which the text says behind a line that they print the same."""
+    """The ranks that print the same line, as the text says behind it."""
     last = True  # the line is the last one above
     for text in matched.after(MAX_BEHIND):
         if found := _ALIKE.fullmatch(text) or _ALIKE.fullmatch(parse(text, style).text):
@@ -518,7 +517,7 @@ def _end_by_exception(events: Sequence[LogEvent]) -> End | None:
         return None
     uncaught = [event for event in events if event.kind == "exception" and "uncaught" in event.fields]
     if not uncaught or not uncaught[-1].fields.get("type"):
-        return None  # the end of a traceback that was cut does not show what it waited for, or raised
+        return None  # a traceback that was cut may be that of a wait
     interrupted = uncaught[-1].fields.get("type") == "KeyboardInterrupt"
     return End(signal=signal.SIGINT) if interrupted else End(code=1)
 

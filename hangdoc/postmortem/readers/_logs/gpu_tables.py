@@ -57,7 +57,7 @@ class GpuTables:
     _columns: list[str] = field(default_factory=list)  # of --query-gpu
     _heads: list[str] = field(default_factory=list)  # of dmon, rocm-smi, amd-smi, dcgmi
     _gpu: str = ""  # that the next lines describe
-    _picked: str = ""  # the only GPU that a command asks for
+    _picked: str = ""  # the only GPU that the last command asks for
     _row: int = 0
     _everywhere: list[str] = field(default_factory=list)  # columns of a query that ran on several hosts
 
@@ -83,9 +83,12 @@ class GpuTables:
             self._columns, self._row = query[1].split(","), 0
             self._everywhere = self._columns if _ON_HOSTS.search(text) else []
             return
-        if (picked := picked_gpu(text)) is not None:
-            self._gpu = self._picked = str(picked)
-            return
+        if "nvidia-smi" in text:
+            picked = picked_gpu(text)
+            self._picked = "" if picked is None else str(picked)
+            if self._picked:
+                self._gpu = self._picked
+                return
         cells = [cell.strip() for cell in text.split(",")]
         if len(cells) > 1 and all(map(_FIELD.match, cells)):
             self._columns, self._row = [cell.split(" ")[0] for cell in cells], 0

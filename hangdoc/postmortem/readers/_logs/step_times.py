@@ -1,7 +1,7 @@
 """How long the steps take in which torch.compile compiles again, and the other steps of a log.
 
 torch prints a recompilation before the step in which it happens ends (TORCH_LOGS=recompiles; torch/_dynamo/guards.py),
-and the script prints the time of the step after it. Who pastes the two apart shows which steps are slow by their times.
+and the script prints the time of the step after it. Where the two are pasted apart, the times tell the slow steps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from statistics import median
 
 MAX_STEPS = 4_000
 MAX_TEXT = 600  # characters of a line
-LEAST_STEPS, LEAST_RATIO = 2, 10.0  # of either kind, and between the two, where the times alone tell them apart
+# Where the times alone tell short steps from long ones: so many of each, and so much longer.
+LEAST_STEPS, LEAST_RATIO = 2, 10.0
 _RECOMPILED = re.compile(r"\bRecompiling function \S|\bhit config\.(?:recompile|cache_size)_limit\b")
 _STEP = re.compile(
     r"\b(?:step|iter(?:ation)?|batch|it)s?\b[\s:=#\[]{1,4}\d{1,9}|\d{1,3}%\||^\W{0,4}\d{1,9} ?/ ?\d{1,9}\b",
@@ -57,18 +58,19 @@ class StepTimes:
         ):
             return
         seconds = float(time["value"] or time["bare"]) / (1000 if (time["unit"] or "").lower().startswith("m") else 1)
-        self._last = (number, text.strip()) if self._recompiled or not self._last[0] else self._last
         if self._recompiled:
             self._slow.append(seconds)
         else:
             self._usual.append(seconds)
+        if self._recompiled or not self._slow:
+            self._last = number, text.strip()
         self._recompiled = False
 
     @property
     def pace(self) -> StepPace | None:
         """None: no step time is known, or all of one kind."""
         usual, slow = self._usual, self._slow
-        if not slow and self._recompiled:  # below all steps
+        if not slow and self._recompiled:  # pasted below all steps
             usual, slow = _parted(usual)
         if not slow or not usual:
             return None

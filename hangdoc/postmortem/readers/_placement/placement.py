@@ -129,7 +129,7 @@ def placement_of(text: str) -> Placement:
     buses = BusList(text)
     stated: list[Seat] = []
     hosts: Counter[str] = Counter()
-    logging: dict[int, int] = {}  # PID -> rank
+    of_pid: dict[int, int] = {}  # PID -> rank, in log lines
     stating = 0
     for number, line in outer_lines(text):
         buses.feed(line, number)
@@ -139,11 +139,11 @@ def placement_of(text: str) -> Placement:
         if row := table.feed(line):
             stated.append(row)
         elif logged := _LOGGED.match(line):
-            logging[int(logged[2])] = int(logged[1])
+            of_pid[int(logged[2])] = int(logged[1])
         elif stating < MAX_STATING and may_state(line) and not prompt_of(line):
             stating += 1
             stated += seats_in(line)
-    stated += [Seat((rank,), pids=(pid,)) for pid, rank in logging.items()]
+    stated += [Seat((rank,), pids=(pid,)) for pid, rank in of_pid.items()]
     known = frozenset(name for name, count in hosts.items() if count >= LEAST_LABELS)
     seats = believable(stated, known)
     placement = _joined([*seats, *layout.seats(seats)], numbering, layout)

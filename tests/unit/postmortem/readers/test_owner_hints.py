@@ -6,6 +6,7 @@ import pytest
 
 from hangdoc.evidence.pieces import ProcessRef
 from hangdoc.postmortem.readers._owner_hints import (
+    MAX_ABOVE,
     MAX_COMPANIONS,
     HostContext,
     OwnerHints,
@@ -70,6 +71,14 @@ def test_process_of_a_dump(text: str) -> None:
     hints = OwnerHints()
     hints.observe(text)
     assert hints.take() == PROCESSES[text]
+
+
+@pytest.mark.parametrize(("lines", "rank"), [(2, 6), (MAX_ABOVE + 1, None)])
+def test_a_heading_far_above_a_debugger_is_that_of_another_dump(lines: int, rank: int | None) -> None:
+    hints = OwnerHints()
+    for text in ("RANK 6:", *["    get (multiprocessing/queues.py:113)"] * lines, "$ sudo gdb -p 22764 -batch -ex bt"):
+        hints.observe(text)
+    assert hints.take() == ProcessRef(rank)
 
 
 @pytest.mark.parametrize(
