@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.postmortem.readers._cleaning import TextLine
-from hangdoc.postmortem.readers._owner_hints import NAME, hosts_in_set, is_host_name, prompt_of
+from hangdoc.postmortem.readers._host_names import NAME, hosts_in_set, is_host_name, prompt_of
 
 MAX_LINE = 400  # characters
 MAX_SECTION = 8  # lines below one heading: a value or a few, and no report

@@ -1,28 +1,28 @@
-"""Whose lines these are: the rank, process or host in the headings, prompts and labels that people and tools write.
-
-A dump belongs to the process that the lines around it name (`OwnerHints`). A line of the kernel or of a driver is about
-its host, and often does not name it. The prompt of the shell in which it was printed does (`root@gn12:~# dmesg`), or a
-heading (`### gn12`, `On gn12:`; `HostContext`), or a label that a loop put before it (`host_in_front`).
-"""
+"""The process that the next dump of a text belongs to, by the headings, prompts and lists around it."""
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from msgspec.structs import replace
 
 from hangdoc.evidence.pieces import ProcessRef
 from hangdoc.postmortem.readers._elided import elision
+from hangdoc.postmortem.readers._host_names import (
+    MAX_LINES,
+    NAME,
+    Prompt,
+    as_rank,
+    between_rulers,
+    listed_numbers,
+    prompt_of,
+)
 
-NAME = r"[A-Za-z0-9][\w.\-]{0,252}"  # of a host or a pod
 MAX_COMPANIONS = 4096  # ranks under one heading
 MAX_ABOVE = 8  # lines between a heading and the command whose output it announces
 MAX_PROSE = 1_000  # characters of a line of prose
-MAX_LINES = 20_000  # of a text whose hosts are looked for; longer ones are logs, which have prefixes
 LOCAL_PIDS = -(10**5)  # stands for the PID of GPU 0 of a host, below it those of its other GPUs
 
 _RANK = re.compile(r"(?<![A-Za-z_])(?:(?:global|world)[ _-]?)?rank[\s:=#_-]{0,4}(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -31,9 +31,6 @@ _RANKS = re.compile(
     r"(\d{1,6}(?:\s{0,2}(?:,(?: and)?|and|&|-|\u2013|to|through|thru|\.\.)\s{0,2}(?:rank )?\d{1,6}){1,64})(?![\w.])",
     re.IGNORECASE,
 )
-_SET_PART = re.compile(r"[\w.-]{1,100}(?:\[[\d,-]{1,200}\][\w.-]{0,100})?")  # of `nd[01-04,6],gx2`
-_FOLDED = re.compile(r"([\w.-]{1,100})\[([\d,-]{1,200})\]([\w.-]{0,100})")
-_SPAN = re.compile(r"(\d{1,6})(?:\s{0,2}(?:-|\u2013|to|through|thru|\.\.)\s{0,2}(\d{1,6}))?")
 _OTHER_RANK = re.compile(
     r"(?:local|node|group)[ _-]?rank[\s:=#_-]{0,4}\d{1,6}|world[ _-]?size[\s:=]{0,3}\d{1,6}|(?<=\d)\s?(?:/"
     r"|of)\s?\d{1,6}\b",
@@ -72,10 +69,8 @@ _FILLER_WORDS = re.compile(
     re.IGNORECASE,
 )
 _DECORATION = re.compile(r"[\s=\-#*>\[\]():.,;|~+/$<_]+")
-_RULER = re.compile(r"[-=*#]{4,}\s*")
 _TITLE = re.compile(rf"\s*[=\-#*]{{2,}}\s*({NAME})\s*[=\-#*]{{2,}}\s*|==> ({NAME}) <==\s*")
 _DECORATED = re.compile(r"\s*(?:[=\-#*~+>]{2,}|#{1,6} )\s*\S.{0,200}")
-_ALONE = re.compile(rf"({NAME})\s*")
 _ENDING = re.compile(r"\.(?:txt|log|out|err|json|dump)$")
 _LEAD = re.compile(  # a heading may be a sentence; then it begins with the process, and ends in a colon
     r"[\s\[(=\-#*~+>]{0,20}(?:\d{1,2}[.)] )?(?:(?:here(?:'s| is)|this is|and|on|for|from|the|stack(?:s|trace)?"
@@ -87,11 +82,13 @@ _LEAD = re.compile(  # a heading may be a sentence; then it begins with the proc
 _LISTED = re.compile(
     r"(?<![\d.:])(\d{1,9}) ?(?:[=:]|-+>|=>|\(rank|\(pid|is rank|is pid|RANK=) ?(\d{1,9})(?![\d.:])", re.IGNORECASE
 )
+
 # A line that a loop over PIDs printed: `71822 RANK=2`, `71822: rank 2`.
 PID_FIRST = re.compile(
     r"\s{0,8}(\d{3,9})[\s:=,>-]{1,8}(?:[A-Z_]{1,40}=\S{1,40}\s{1,4}){0,8}"
     r"(?:RANK=|SLURM_PROCID=|(?:global )?rank[ =:]{0,2})(\d{1,6})(?!\d)(?:\s{1,4}[A-Z_]{1,40}=\S{1,60}){0,8}\s*"
 )
+
 _ENVIRON = re.compile(r"/proc/(?:(\d{1,9})|[^\s/]{1,40})/environ\b")
 _OF_ENVIRON = re.compile(r"\s{0,8}(?:export )?RANK=(\d{1,6})\s*")
 _PID_OPTION = re.compile(r"(?:^|\s)(?:-p|--pid)[ =]?(\d{1,9})(?=\s|$)")  # of py-spy, gdb, strace
@@ -119,45 +116,8 @@ _DEBUGGER = re.compile(
 )
 _SENTENCE = re.compile(r"[.;!?] ")
 _CLAUSE = re.compile(r"[.;:] |\((?=ranks?\b)", re.IGNORECASE)
-# `for h in n1 n2 n3; do echo $h; ...`: lines that are one of these names alone are headings.
-_LOOP = re.compile(rf"\bfor \w{{1,20}} in ((?:{NAME} ){{0,64}}?{NAME}) ?; ?do\b")
 _SPOKE = re.compile(r"\s{0,8}\[rank[ _:-]{0,2}(\d{1,6})\][ :]", re.IGNORECASE)  # a line of this rank's own output
-# A shell's prompt: `user@host:~/dir$`, `[user@host dir]#`, `host:~ $`, `host#`; and the command behind it.
-_PROMPT = re.compile(
-    rf"\s{{0,4}}(?:\([\w. -]{{1,40}}\) ?)?(?:\[?[A-Za-z_][\w.-]{{0,31}}@(?P<host>{NAME})"
-    rf"(?:[: ][^\n$#%>\]]{{0,80}})?\]? ?[$#%>]"
-    rf"|\[?(?P<bare>{NAME})(?:[: ][~/][\w./~-]{{0,80}})?\]? ?[$#%]|[$%](?=\s))(?:\s+(?P<command>\S.{{0,2000}}?))?\s*"
-)
 _COMMENT = re.compile(r"(?<!\S)#[^#]{1,80}$")  # behind a command: `py-spy dump -p 811  # rank 5`
-_ELSEWHERE = re.compile(
-    r"(?:sudo )?(?:pdsh|clush|pssh|parallel-ssh|srun|mpirun|mpiexec|ansible|kubectl|docker|podman|salt)\b"
-)
-_SSH = re.compile(rf"(?:sudo )?ssh (?:-\w+ (?:[\w=]{{1,40}} )?){{0,4}}(?:[\w.-]{{1,32}}@)?({NAME})\b")
-_ON_ONE = re.compile(  # a command that runs in one pod, or on one host
-    rf"(?:sudo )?(?:kubectl (?:-n \S{{1,60}} )?exec (?:-\w{{1,2}} |-[nc] \S{{1,60}} ){{0,4}}(?:pod/)?({NAME}) "
-    rf"(?:-c \S{{1,60}} )?--|(?:srun|pdsh|clush) (?:-[\w-]{{1,20}}(?:[ =]\w{{1,12}})? ){{0,5}}"
-    rf"(?:-w|--nodelist)[ =]?({NAME})) "
-)
-_NO_HOST = re.compile(  # names with digits that are no hosts
-    r"(?:rank|gpu|cuda|device|dev|worker|pid|proc|step|epoch|iter|iteration|line|task|job|default|local|mlx\d|mlx"
-    r"|ib|bond"
-    r"|eth|en|nvme|sd|hfi|roce|card|hip|npu|ce|xid|sxid|v|x|py|python|cu|thread|tid|attempt|try|run|exit|code|sh"
-    r"|bash|zsh"
-    r"|stage|pp|tp|dp|ep|part|shard|replica|trial|day|page|version|num|no|pcie|mp|lwp|nvidia|nvswitch|ttyS|tty|loop|md"
-    r"|dm|sda|fd|arg|case|test|cpu|core|socket|numa|bus|slot|port|lane|link)[-_ ]?[a-z]?\d*(?<!gpu\d\d)(?<!gpu\d\d\d)"
-    r"|(?:sh|bash|zsh)-\d.*|[\d.:-]+|\d[\da-fA-F]*[.:].*|\d+[a-zA-Z]{0,3}|[EWIF]\d{4}"
-    r"|.*\.(?:py|sh|log|txt|yaml|yml|json|out|err|c|cc|cpp|cu|so[\d.]*|h5|tar|zip|safetensors|pt|bin)",
-    re.IGNORECASE,
-)
-_PRODUCT = re.compile(  # GPUs, models, systems and versions of software
-    r"(?:[ahvbltpk]|gh|gb|mi)\d{2,3}s?x?(?:[-_x](?:\d+[a-z]*|sxm\d?|pcie|nvl\d*))?|(?:rtx|gtx|tesla"
-    r"|quadro)[-_]?[ahvb]?\d{2,4}(?:ti)?"
-    r"|(?:ubuntu|centos|debian|rhel|rocky|cuda|cudnn|rocm|torch|pytorch|nccl|driver|kernel|linux|llama|qwen|gpt"
-    r"|mistral|mixtral|gemma|deepseek|resnet|imagenet|slurm|k8s|fp|bf|int|float)[-_]?v?\d.*",
-    re.IGNORECASE,
-)
-_RANK_NAME = re.compile(r"(?:global[-_]?)?rank[-_]?(\d{1,6})", re.IGNORECASE)
-_ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}")
 _LAST_CLAUSE = re.compile(  # "the others are fine. rank 1 is different:"
     r"(?:^|[.;,!] |\b(?:but|only|while|and|on|of|here's|from) )(?:global )?ranks?[ -]?"
     r"(\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to) ?\d{1,6}){0,64})(?:'s)?"
@@ -165,92 +125,6 @@ _LAST_CLAUSE = re.compile(  # "the others are fine. rank 1 is different:"
     re.IGNORECASE,
 )
 _LOGGED = re.compile(r"\d\d:\d\d:\d\d|\b(?:INFO|WARN|WARNING|ERROR|DEBUG|NCCL)\b|[=:]\s*-?\d{1,9}\.\d|\[[EWI]\d{4}")
-
-# Kinds of messages about the host on which they were printed, whichever process reports them first.
-OF_HOST = frozenset(
-    {"xid", "gpu_lost", "gpu_hardware", "storage_lost", "storage_back", "port_event", "ib_event", "oom_kill"}
-)
-_TIME = re.compile(
-    r"(?:\[?\s{0,8}\d{1,9}\.\d{3,9}\]?|\[?(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
-    r"(?: \d{4})?\]?|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?"
-    r"|\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?)[:,]?\s+"
-)
-_LABEL = re.compile(rf"(?:\[({NAME})\][:,]?\s|\(({NAME})\)[:,]?\s|<({NAME})>:?\s|({NAME})(?::\s|\s{{0,20}}[|>]\s))\s*")
-_LAST_LABEL = re.compile(
-    rf"(?:^|[\s\[(])({NAME})[\])]?: ?(?:[A-Za-z_][\w.]{{0,60}}(?:Error|Exception): ?)?(?:CUDA error: ?)?$"
-)
-_HEADING = re.compile(
-    rf"\s{{0,3}}(?:#{{1,6}} ?|[=\-*~]{{2,}} ?|\d{{1,2}}[.)] )?(?:(?i:(?:and |only )?on|from|host|node|machine"
-    rf"|server)[ :]+)?"
-    rf"({NAME})(?: (?:has|shows|says|printed|gives|had)(?: (?:this|these|that|only this))?)?"
-    r"(?:(?P<end> ?:)| ?[=\-*~]{2,})?\s*"
-)
-# `nid001240 (where ranks 0-3 are), dmesg:`, `gn7 kernel log`
-_KERNEL_OF = re.compile(
-    rf"[\s#*=-]{{0,6}}(?:on )?({NAME})(?: ?\([^()\n]{{1,60}}\))?[,:]? (?:has |'s )?"
-    r"(?:dmesg|kernel(?: log| messages?)?|journal(?:ctl)?"
-    r"|syslog)\b[^\n]{0,40}?[:=*#-]*\s*"
-)
-_SAYS = r"(?: (?:has|had|shows|showed|says|gives|printed|logged)(?: (?:only )?(?:this|these|that))?)"
-_SENTENCE_END = re.compile(
-    rf"(?:^|[\s,(])(?:on|from|of)(?: the)?(?: host| node| machine| server)? ({NAME}){_SAYS}?\)?\s?[:.]?\s*$"
-    rf"|(?:^|[\s,(])({NAME}){_SAYS}\s?:\s*$"
-)
-_CUE = re.compile(  # of a sentence that announces what was found on a host
-    r"\b(?:dmesg|kernel|journal(?:ctl)?|syslog|logs?|found|see|saw|machine|node|host|box|nvidia-smi|output|this"
-    r"|here|only"
-    r"|checked|shows?|has|says)\b",
-    re.IGNORECASE,
-)
-_INLINE = re.compile(
-    rf"\b(?:dmesg|kernel log|journal(?:ctl)?|syslog|nvidia-smi)\b.{{0,20}}?\b(?:on|of|from) ({NAME})\b", re.IGNORECASE
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A line with a shell's prompt."""
-
-    host: str | None  # on which the command ran; None: not stated, or on several
-    states_host: bool  # it shows where the command ran, or that it ran elsewhere
-    name: str | None  # as printed: a host, or `rank1`
-    command: str
-
-
-def prompt_of(text: str) -> Prompt | None:
-    """The shell's prompt at the beginning of a line, and where its command ran."""
-    if not text or len(text) > 2400 or not any(mark in text[:160] for mark in "$#%>"):
-        return None
-    found = _PROMPT.fullmatch(text)
-    if not found:
-        return None
-    name, command = found["host"] or found["bare"], found["command"] or ""
-    at_home = found["bare"] and text[found.end("bare") :].startswith(":~")  # `trainbox:~$`
-    if found["bare"] and not at_home and as_rank(found["bare"]) is None and not is_host_name(found["bare"]):
-        return None
-    if ssh := _SSH.match(command):
-        return Prompt(ssh[1], True, ssh[1], command)
-    if one := _ON_ONE.match(command):
-        return Prompt(one[1] or one[2], True, one[1] or one[2], command)
-    if _ELSEWHERE.match(command):
-        return Prompt(None, True, None, command)
-    host = name if name and as_rank(name) is None and name != "localhost" else None
-    return Prompt(host, name is not None, name, command)
-
-
-def as_rank(name: str) -> int | None:
-    """The rank that a name such as `rank1` or `rank-1` stands for."""
-    found = _RANK_NAME.fullmatch(name)
-    return int(found[1]) if found else None
-
-
-def is_host_name(name: str) -> bool:
-    """True if a word is more likely a host (`gn12`, `dgx-a`, `10.0.0.3`) than anything else with a digit or a dash."""
-    if _ADDRESS.fullmatch(name):
-        return True
-    return bool(re.search(r"\d", name) and re.search(r"[A-Za-z]", name)) and not (
-        _NO_HOST.fullmatch(name) or _PRODUCT.fullmatch(name)
-    )
 
 
 @dataclass(slots=True)
@@ -349,7 +223,7 @@ class OwnerHints:
             if not _RANK.search(name) and not _LOCAL.search(name) and _may_be_host(name):
                 self.host, self.updated = name, True
                 return
-        if ruled := _between_rulers(*before, text):
+        if ruled := between_rulers(*before, text):
             self.host, self.updated = ruled, True
             return
         around = self.host
@@ -468,12 +342,6 @@ class OwnerHints:
         return announces and _LEAD.match(text) is not None
 
 
-def _between_rulers(above: str, name: str, below: str) -> str | None:
-    """The host in a header of clush and dshbak."""
-    alone = _ALONE.fullmatch(name) if _RULER.fullmatch(below) and _RULER.fullmatch(above) else None
-    return alone[1] if alone else None
-
-
 def _several(text: str) -> tuple[int, ...]:
     """The ranks in `Ranks 0, 2-4`, if there are several."""
     found = _RANKS.search(text)
@@ -510,105 +378,6 @@ def examined_rank(text: str) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def listed_numbers(text: str, most: int) -> tuple[int, ...]:
-    """The numbers in `0, 2-4 and 7`; empty if there are more than `most`, or a span runs backwards."""
-    numbers: dict[int, None] = {}
-    for span in _SPAN.finditer(text):
-        first, last = int(span[1]), int(span[2] or span[1])
-        if not first <= last < first + most:
-            return ()
-        numbers |= dict.fromkeys(range(first, last + 1))
-        if len(numbers) > most:
-            return ()
-    return tuple(numbers)
-
-
-def hosts_in_set(text: str, most: int) -> tuple[str, ...]:
-    """The hosts in `nd[01-04,6],gx2`; empty: there are more than `most`, or they are no names."""
-    found: list[str] = []
-    for part in _SET_PART.findall(text):
-        folded = _FOLDED.fullmatch(part)
-        if folded is None:
-            found.append(part)
-            continue
-        width = len(re.split("[,-]", folded[2])[0])
-        found += [f"{folded[1]}{one:0{width}d}{folded[3]}" for one in listed_numbers(folded[2], most)]
-    return tuple(found) if len(found) <= most and all(re.fullmatch(NAME, one) for one in found) else ()
-
-
 def _may_be_host(word: str) -> bool:
     """True if a single word beside a rank, or alone in a title, may be a host: `node-a`, `gpu07`, `10.0.0.3`."""
-    return bool(_ALONE.fullmatch(word) and re.search(r"[\d.-]", word) and not _FILLER_WORDS.fullmatch(word))
-
-
-# --- hosts ----------------------------------------------------------------------------------------
-
-
-@dataclass
-class HostContext:
-    """The host of each part of a text, found when it is first asked for."""
-
-    content: bytes = b""
-
-    def at(self, line: int) -> str | None:
-        """The host of a line (from 1), by the text above it; None: not stated."""
-        starts, hosts = self._parts
-        part = bisect_right(starts, line) - 1
-        return hosts[part] if part >= 0 else None
-
-    @cached_property
-    def _parts(self) -> tuple[list[int], list[str | None]]:
-        starts: list[int] = []
-        hosts: list[str | None] = []
-        before, looped = ("", ""), frozenset[str]()
-        for number, text in enumerate(self.content.decode("utf-8", "replace").split("\n", MAX_LINES)[:MAX_LINES], 1):
-            known, host = _stated(text)
-            if loop := _LOOP.search(text[:2000]):
-                looped = frozenset(filter(is_host_name, loop[1].split()))
-            if text.strip() in looped:
-                known, host = True, text.strip()
-            if (ruled := _between_rulers(*before, text)) and is_host_name(ruled):
-                known, host = True, ruled
-            before = before[1], text
-            if known and (not hosts or hosts[-1] != host):
-                starts.append(number)
-                hosts.append(host)
-        return starts, hosts
-
-
-def _stated(text: str) -> tuple[bool, str | None]:
-    """Whether a line begins a part of the text, and the host of that part."""
-    if len(text) > 300 or not text.strip():
-        return False, None
-    if prompt := prompt_of(text):
-        return prompt.states_host, prompt.host
-    if (found := _HEADING.fullmatch(text)) and is_host_name(found[1]) and (found["end"] or text.strip() != found[1]):
-        return True, found[1]
-    if len(text) <= 160 and (found := _KERNEL_OF.fullmatch(text)) and is_host_name(found[1]):
-        return True, found[1]
-    if (
-        len(text) <= 200
-        and (found := _SENTENCE_END.search(text))
-        and _CUE.search(text)
-        and is_host_name(name := found[1] or found[2])
-    ):
-        return True, name.rstrip(".")
-    return False, None
-
-
-def host_in_front(raw: str, message: int) -> str | None:
-    """The host that a label names in front of the message that begins at offset `message` of a raw line."""
-    front = raw[max(0, message - 300) : message]
-    if inline := _INLINE.search(front):
-        return inline[1] if is_host_name(inline[1]) else None
-    rest = front.lstrip(" \t>|")
-    for _ in range(4):
-        if time := _TIME.match(rest):
-            rest = rest[time.end() :]
-        elif label := _LABEL.match(rest):
-            name = next(group for group in label.groups() if group)
-            return name if is_host_name(name) and as_rank(name) is None else None
-        else:
-            break
-    last = _LAST_LABEL.search(front)
-    return last[1] if last and is_host_name(last[1]) else None
+    return bool(re.fullmatch(NAME, word) and re.search(r"[\d.-]", word) and not _FILLER_WORDS.fullmatch(word))

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, NAME, OwnerHints
+from hangdoc.postmortem.readers._host_names import NAME
+from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, OwnerHints
 from hangdoc.postmortem.readers._placement.nodes import NodeContext
 from hangdoc.postmortem.readers._text_source import text_source
 from hangdoc.system import input_limits

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hangdoc.postmortem.readers._cleaning import TextLine
+from hangdoc.postmortem.readers._host_names import prompt_of
 from hangdoc.postmortem.readers._input_file import rank_in_name
-from hangdoc.postmortem.readers._owner_hints import OwnerHints, prompt_of
+from hangdoc.postmortem.readers._owner_hints import OwnerHints
 
 MAX_HEADING = 120  # characters
 MAX_SECTION = 5_000  # lines

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from hangdoc.evidence import limits
 from hangdoc.postmortem.readers._cleaning import TextLine
-from hangdoc.postmortem.readers._owner_hints import as_rank
+from hangdoc.postmortem.readers._host_names import as_rank
 
 MAX_LINE = 400  # characters of a line that states a rank
 MAX_LINES = 20_000  # searched for statements

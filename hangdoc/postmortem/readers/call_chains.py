@@ -19,7 +19,7 @@ from hangdoc.evidence import Frame, limits
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._frames import ThreadBuilder, python_frame, stacks_record
-from hangdoc.postmortem.readers._owner_hints import listed_numbers
+from hangdoc.postmortem.readers._host_names import listed_numbers
 from hangdoc.postmortem.readers._pasted_text import text_lines, without_time
 
 MAX_LINE = 8_000  # characters

@@ -16,8 +16,9 @@ from itertools import islice
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._host_context import HostContext
+from hangdoc.postmortem.readers._host_names import prompt_of
 from hangdoc.postmortem.readers._logs.prefixes import PrefixStyle, parse
-from hangdoc.postmortem.readers._owner_hints import HostContext, prompt_of
 from hangdoc.postmortem.readers._pasted_text import text_lines
 
 MAX_LINE = 600  # characters

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._owner_hints import is_host_name, prompt_of
+from hangdoc.postmortem.readers._host_names import is_host_name, prompt_of
 from hangdoc.postmortem.readers._pasted_text import text_lines
 from hangdoc.redaction.text import redact_text
 

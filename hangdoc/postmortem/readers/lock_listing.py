@@ -14,7 +14,8 @@ from datetime import datetime, timedelta
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._owner_hints import HostContext, prompt_of
+from hangdoc.postmortem.readers._host_context import HostContext
+from hangdoc.postmortem.readers._host_names import prompt_of
 from hangdoc.postmortem.readers._text_source import text_source
 
 KIND = "stale_lock"  # of the event of a listing

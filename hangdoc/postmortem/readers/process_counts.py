@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._owner_hints import NAME, hosts_in_set, prompt_of
+from hangdoc.postmortem.readers._host_names import NAME, hosts_in_set, prompt_of
 from hangdoc.postmortem.readers._pasted_text import text_lines
 from hangdoc.postmortem.readers._placement.tokens import may_be_host
 from hangdoc.postmortem.readers._text_source import placement_in

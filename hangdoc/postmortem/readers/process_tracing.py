@@ -17,8 +17,9 @@ from hangdoc.evidence import End, Process, ThreadCpu
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._host_context import HostContext
+from hangdoc.postmortem.readers._host_names import MAX_LINES, prompt_of
 from hangdoc.postmortem.readers._open_files import open_files
-from hangdoc.postmortem.readers._owner_hints import MAX_LINES, HostContext, prompt_of
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, parse_channels, text_lines
 from hangdoc.postmortem.readers._strace import CALL, FILE_CALLS, RESULT, LineCount, ProcessWait, StraceParser
 from hangdoc.postmortem.readers._text_source import text_source

@@ -18,7 +18,7 @@ from hangdoc.evidence.limits import parse_count
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._owner_hints import prompt_of
+from hangdoc.postmortem.readers._host_names import prompt_of
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, parse_channels, text_lines
 from hangdoc.postmortem.readers._placement.placement import Placement
 from hangdoc.postmortem.readers._text_source import placement_in, text_source

@@ -17,7 +17,7 @@ from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._dump_ranks import RANKS_WITH_STACKS
 from hangdoc.postmortem.readers._frames import ThreadBuilder, python_frame, stacks_record
-from hangdoc.postmortem.readers._owner_hints import listed_numbers
+from hangdoc.postmortem.readers._host_names import listed_numbers
 from hangdoc.postmortem.readers._pasted_text import text_lines, without_time
 from hangdoc.postmortem.readers.call_chains import stacks_in
 

@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from hangdoc.postmortem.readers._owner_hints import is_host_name, prompt_of
+from hangdoc.postmortem.readers._host_names import is_host_name, prompt_of
 
 MAX_GAP = 12  # lines between two of them
 LEAST = 3  # processes, if no launcher shows how many were started

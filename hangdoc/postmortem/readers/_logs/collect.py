@@ -16,6 +16,8 @@ from hangdoc.evidence import End, Stacks
 from hangdoc.evidence.logs import TEARDOWN, WAITED, LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import Source
+from hangdoc.postmortem.readers._host_context import OF_HOST, HostContext, host_in_front
+from hangdoc.postmortem.readers._host_names import listed_numbers
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin, OriginResolver, file_origin, pci_address
 from hangdoc.postmortem.readers._logs.catalogue import NOTICE
 from hangdoc.postmortem.readers._logs.ending import Counter, ErrorLine, read_ending
@@ -29,7 +31,6 @@ from hangdoc.postmortem.readers._logs.tracebacks import (
     parse_traceback,
     watchdog_stack,
 )
-from hangdoc.postmortem.readers._owner_hints import OF_HOST, HostContext, host_in_front, listed_numbers
 from hangdoc.postmortem.readers._placement.nodes import NodesOfText
 from hangdoc.postmortem.readers._placement.placement import Placement
 from hangdoc.postmortem.readers.faulthandler import faulthandler_dumps

@@ -16,6 +16,8 @@ from math import isfinite
 from msgspec import structs
 
 from hangdoc.evidence.figures import Figure, Figures
+from hangdoc.postmortem.readers._host_context import HostContext
+from hangdoc.postmortem.readers._host_names import NAME, is_host_name, listed_numbers
 from hangdoc.postmortem.readers._logs.breakdowns import Breakdowns
 from hangdoc.postmortem.readers._logs.cpu_texts import CpuTexts
 from hangdoc.postmortem.readers._logs.ending import step_of_total
@@ -31,7 +33,6 @@ from hangdoc.postmortem.readers._logs.rank_lists import RankLists
 from hangdoc.postmortem.readers._logs.rank_reports import RankReports
 from hangdoc.postmortem.readers._logs.rank_sections import RankSections
 from hangdoc.postmortem.readers._logs.rank_tables import RankTables
-from hangdoc.postmortem.readers._owner_hints import NAME, HostContext, is_host_name, listed_numbers
 from hangdoc.postmortem.readers._placement.placement import Placement, placement_of
 from hangdoc.redaction.text import redact
 

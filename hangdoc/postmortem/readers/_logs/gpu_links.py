@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from hangdoc.evidence.figures import Figure
+from hangdoc.postmortem.readers._host_names import is_host_name, prompt_of
 from hangdoc.postmortem.readers._logs.gpu_tables import (
     CLOCK,
     MAX_GPUS,
@@ -28,7 +29,6 @@ from hangdoc.postmortem.readers._logs.gpu_tables import (
     slowed_reasons,
 )
 from hangdoc.postmortem.readers._nvidia_smi_rows import detail_gpu
-from hangdoc.postmortem.readers._owner_hints import is_host_name, prompt_of
 
 WIDTH, WIDTH_MAX, LINKS_UP, LINKS_DOWN, LINK_ERRORS, UNCORRECTED, PEERS, RATE = (
     "gpu link width", "gpu link width max", "gpu nvlinks up", "gpu nvlinks down", "gpu link errors", "gpu ecc errors",

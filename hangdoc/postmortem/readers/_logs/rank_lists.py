@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from hangdoc.postmortem.readers._host_names import is_host_name, listed_numbers
 from hangdoc.postmortem.readers._logs.figure_kinds import UNIT
 from hangdoc.postmortem.readers._logs.figure_values import GPU, HEX, HOST, NUMBER, RANK, Owner, Value, cell_value
-from hangdoc.postmortem.readers._owner_hints import is_host_name, listed_numbers
 
 MAX_ITEMS = 1_024
 LEAST_ITEMS = 3  # of a list without keys

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass, field
 
 from hangdoc.evidence.figures import Figure
-from hangdoc.postmortem.readers._owner_hints import NAME
+from hangdoc.postmortem.readers._host_names import NAME
 
 MAX_FIGURES = 4_096
 MAX_JUDGED = 64  # owners that one line calls slow

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from hangdoc.postmortem.readers._host_names import NAME
 from hangdoc.postmortem.readers._logs.figure_values import RANK, Owner
-from hangdoc.postmortem.readers._owner_hints import NAME
 
 MAX_ROW = 200  # characters of a line with values
 

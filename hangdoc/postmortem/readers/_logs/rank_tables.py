@@ -11,9 +11,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hangdoc.postmortem.readers._host_names import is_host_name
 from hangdoc.postmortem.readers._logs.figure_kinds import names_a_figure
 from hangdoc.postmortem.readers._logs.figure_values import GPU, HOST, NUMBERED, RANK, SHORT, Owner, Value, cell_value
-from hangdoc.postmortem.readers._owner_hints import is_host_name
 
 MAX_CELLS = 64
 MAX_OTHER_COLUMNS = 3  # mean, max and the like behind those of ranks

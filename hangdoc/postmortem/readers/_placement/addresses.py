@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
-from hangdoc.postmortem.readers._owner_hints import NAME, HostContext, host_in_front, prompt_of
+from hangdoc.postmortem.readers._host_context import HostContext, host_in_front
+from hangdoc.postmortem.readers._host_names import NAME, prompt_of
 from hangdoc.postmortem.readers._placement.tokens import may_be_host
 
 MAX_LINE = 400  # characters

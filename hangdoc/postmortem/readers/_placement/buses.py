@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 
-from hangdoc.postmortem.readers._owner_hints import NAME, HostContext, is_host_name
+from hangdoc.postmortem.readers._host_context import HostContext
+from hangdoc.postmortem.readers._host_names import NAME, is_host_name
 
 MAX_LINE = 1_000  # characters
 MAX_GPUS = 4_096

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from hangdoc.evidence import limits
-from hangdoc.postmortem.readers._owner_hints import NAME, is_host_name
+from hangdoc.postmortem.readers._host_names import NAME, is_host_name
 from hangdoc.postmortem.readers._placement.node_order import NodeOrder
 from hangdoc.postmortem.readers._placement.statements import Seat
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hangdoc.postmortem.readers._owner_hints import NAME
+from hangdoc.postmortem.readers._host_names import NAME
 
 MAX_LINE = 600  # characters
 MAX_NAMES = 4096

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from hangdoc.evidence import limits
 from hangdoc.evidence.pieces import Piece, ProcessRef
-from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, as_rank, is_host_name, prompt_of
+from hangdoc.postmortem.readers._host_names import as_rank, is_host_name, prompt_of
+from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS
 from hangdoc.postmortem.readers._placement.buses import BusList, bus_of
 from hangdoc.postmortem.readers._placement.layout import JobLayout
 from hangdoc.postmortem.readers._placement.numbering import RankNumbering

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from hangdoc.postmortem.readers._owner_hints import NAME
+from hangdoc.postmortem.readers._host_names import NAME
 from hangdoc.postmortem.readers._placement.statements import Seat
 
 MAX_CELLS = 12

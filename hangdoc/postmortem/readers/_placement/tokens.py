@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hangdoc.postmortem.readers._owner_hints import NAME, is_host_name, listed_numbers
+from hangdoc.postmortem.readers._host_names import NAME, is_host_name, listed_numbers
 
 MAX_NUMBERS = 4096  # in one list
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hangdoc.evidence.pieces import ProcessRef
-from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, prompt_of
+from hangdoc.postmortem.readers._host_names import prompt_of
+from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS
 from hangdoc.postmortem.readers._placement.placement import placement_of
 
 

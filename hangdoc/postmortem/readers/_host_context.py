@@ -1,0 +1,129 @@
+"""The host that a line is about, where the line itself may not name it.
+
+A line of the kernel or of a driver is about its host. The prompt of the shell in which it was printed names it
+(`root@gn12:~# dmesg`), or a heading (`### gn12`, `On gn12:`; `HostContext`), or a label that a loop put before it
+(`host_in_front`).
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+
+from hangdoc.postmortem.readers._host_names import MAX_LINES, NAME, as_rank, between_rulers, is_host_name, prompt_of
+
+# `for h in n1 n2 n3; do echo $h; ...`: lines that are one of these names alone are headings.
+_LOOP = re.compile(rf"\bfor \w{{1,20}} in ((?:{NAME} ){{0,64}}?{NAME}) ?; ?do\b")
+
+# Kinds of messages about the host on which they were printed, whichever process reports them first.
+OF_HOST = frozenset(
+    {"xid", "gpu_lost", "gpu_hardware", "storage_lost", "storage_back", "port_event", "ib_event", "oom_kill"}
+)
+
+_TIME = re.compile(
+    r"(?:\[?\s{0,8}\d{1,9}\.\d{3,9}\]?|\[?(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+    r"(?: \d{4})?\]?|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?"
+    r"|\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?)[:,]?\s+"
+)
+_LABEL = re.compile(rf"(?:\[({NAME})\][:,]?\s|\(({NAME})\)[:,]?\s|<({NAME})>:?\s|({NAME})(?::\s|\s{{0,20}}[|>]\s))\s*")
+_LAST_LABEL = re.compile(
+    rf"(?:^|[\s\[(])({NAME})[\])]?: ?(?:[A-Za-z_][\w.]{{0,60}}(?:Error|Exception): ?)?(?:CUDA error: ?)?$"
+)
+_HEADING = re.compile(
+    rf"\s{{0,3}}(?:#{{1,6}} ?|[=\-*~]{{2,}} ?|\d{{1,2}}[.)] )?(?:(?i:(?:and |only )?on|from|host|node|machine"
+    rf"|server)[ :]+)?"
+    rf"({NAME})(?: (?:has|shows|says|printed|gives|had)(?: (?:this|these|that|only this))?)?"
+    r"(?:(?P<end> ?:)| ?[=\-*~]{2,})?\s*"
+)
+# `nid001240 (where ranks 0-3 are), dmesg:`, `gn7 kernel log`
+_KERNEL_OF = re.compile(
+    rf"[\s#*=-]{{0,6}}(?:on )?({NAME})(?: ?\([^()\n]{{1,60}}\))?[,:]? (?:has |'s )?"
+    r"(?:dmesg|kernel(?: log| messages?)?|journal(?:ctl)?"
+    r"|syslog)\b[^\n]{0,40}?[:=*#-]*\s*"
+)
+_SAYS = r"(?: (?:has|had|shows|showed|says|gives|printed|logged)(?: (?:only )?(?:this|these|that))?)"
+_SENTENCE_END = re.compile(
+    rf"(?:^|[\s,(])(?:on|from|of)(?: the)?(?: host| node| machine| server)? ({NAME}){_SAYS}?\)?\s?[:.]?\s*$"
+    rf"|(?:^|[\s,(])({NAME}){_SAYS}\s?:\s*$"
+)
+_CUE = re.compile(  # of a sentence that announces what was found on a host
+    r"\b(?:dmesg|kernel|journal(?:ctl)?|syslog|logs?|found|see|saw|machine|node|host|box|nvidia-smi|output|this"
+    r"|here|only"
+    r"|checked|shows?|has|says)\b",
+    re.IGNORECASE,
+)
+_INLINE = re.compile(
+    rf"\b(?:dmesg|kernel log|journal(?:ctl)?|syslog|nvidia-smi)\b.{{0,20}}?\b(?:on|of|from) ({NAME})\b", re.IGNORECASE
+)
+
+
+@dataclass
+class HostContext:
+    """The host of each part of a text, found when it is first asked for."""
+
+    content: bytes = b""
+
+    def at(self, line: int) -> str | None:
+        """The host of a line (from 1), by the text above it; None: not stated."""
+        starts, hosts = self._parts
+        part = bisect_right(starts, line) - 1
+        return hosts[part] if part >= 0 else None
+
+    @cached_property
+    def _parts(self) -> tuple[list[int], list[str | None]]:
+        starts: list[int] = []
+        hosts: list[str | None] = []
+        before, looped = ("", ""), frozenset[str]()
+        for number, text in enumerate(self.content.decode("utf-8", "replace").split("\n", MAX_LINES)[:MAX_LINES], 1):
+            known, host = _stated(text)
+            if loop := _LOOP.search(text[:2000]):
+                looped = frozenset(filter(is_host_name, loop[1].split()))
+            if text.strip() in looped:
+                known, host = True, text.strip()
+            if (ruled := between_rulers(*before, text)) and is_host_name(ruled):
+                known, host = True, ruled
+            before = before[1], text
+            if known and (not hosts or hosts[-1] != host):
+                starts.append(number)
+                hosts.append(host)
+        return starts, hosts
+
+
+def _stated(text: str) -> tuple[bool, str | None]:
+    """Whether a line begins a part of the text, and the host of that part."""
+    if len(text) > 300 or not text.strip():
+        return False, None
+    if prompt := prompt_of(text):
+        return prompt.states_host, prompt.host
+    if (found := _HEADING.fullmatch(text)) and is_host_name(found[1]) and (found["end"] or text.strip() != found[1]):
+        return True, found[1]
+    if len(text) <= 160 and (found := _KERNEL_OF.fullmatch(text)) and is_host_name(found[1]):
+        return True, found[1]
+    if (
+        len(text) <= 200
+        and (found := _SENTENCE_END.search(text))
+        and _CUE.search(text)
+        and is_host_name(name := found[1] or found[2])
+    ):
+        return True, name.rstrip(".")
+    return False, None
+
+
+def host_in_front(raw: str, message: int) -> str | None:
+    """The host that a label names in front of the message that begins at offset `message` of a raw line."""
+    front = raw[max(0, message - 300) : message]
+    if inline := _INLINE.search(front):
+        return inline[1] if is_host_name(inline[1]) else None
+    rest = front.lstrip(" \t>|")
+    for _ in range(4):
+        if time := _TIME.match(rest):
+            rest = rest[time.end() :]
+        elif label := _LABEL.match(rest):
+            name = next(group for group in label.groups() if group)
+            return name if is_host_name(name) and as_rank(name) is None else None
+        else:
+            break
+    last = _LAST_LABEL.search(front)
+    return last[1] if last and is_host_name(last[1]) else None

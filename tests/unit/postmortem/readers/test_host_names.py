@@ -1,0 +1,22 @@
+"""Names and numbers of hosts and ranks, as people fold them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangdoc.postmortem.readers._host_names import listed_numbers
+from hangdoc.postmortem.readers._owner_hints import MAX_COMPANIONS
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("0, 2-4 and 7", (0, 2, 3, 4, 7)),
+        ("1 to 3", (1, 2, 3)),
+        ("4-2", ()),
+        (f"0-{MAX_COMPANIONS}", ()),
+        (f"0-{MAX_COMPANIONS - 1}, 9000", ()),
+    ],
+)
+def test_listed_numbers(text: str, numbers: tuple[int, ...]) -> None:
+    assert listed_numbers(text, MAX_COMPANIONS) == numbers
