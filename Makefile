@@ -20,11 +20,11 @@ KILLS ?= 1000
 
 # WRITE=docs/benchmarks.md: a benchmark also puts what it prints into its section of that page.
 BENCHMARK = $(BIN)/python -m tests.benchmarks.publish $(if $(WRITE),--write $(WRITE))
-TESTED := $(VENV)/test.stamp $(VENV)/system.stamp
+TESTED := compiled $(VENV)/system.stamp
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-live frameworks hostile slow kills soak matrix calm bench black-box post-mortem pasted fuzz lint lowest docs clean
+.PHONY: demo test test-live frameworks hostile slow kills soak matrix calm bench black-box post-mortem pasted fuzz lint lowest docs clean compiled
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
@@ -65,7 +65,7 @@ matrix: $(TESTED)  ## every reproducer and variant, live, RUNS times (BESIDE at 
 calm: $(TESTED)  ## every healthy job, watched for SECONDS: nothing may be raised
 	$(BENCHMARK) calm --seconds $(SECONDS) $(JOB)
 
-bench: $(VENV)/test.stamp  ## how fast, how small, and what it costs the job
+bench: compiled  ## how fast, how small, and what it costs the job
 	missed=0; for script in stack_merge many_ranks logs verdict_time detection look_cost step_time footprint daemon_cost; do \
 	    $(BENCHMARK) $$script || missed=1; done; exit $$missed
 
@@ -75,10 +75,10 @@ black-box: $(TESTED)  ## hung jobs, killed RUNS times in each way: the cause mus
 post-mortem: $(TESTED)  ## every reproducer until its timeout, then the report on what is left in OUT
 	$(BENCHMARK) post_mortem --out $(or $(OUT),post-mortem) $(ID)
 
-pasted: $(VENV)/test.stamp  ## the score on pasted fragments; NAME='name or pattern', GROUP=own, MUTATIONS=1, SHOW=1
+pasted: compiled  ## the score on pasted fragments; NAME='name or pattern', GROUP=own, MUTATIONS=1, SHOW=1
 	$(BENCHMARK) pasted $(if $(GROUP),--group $(GROUP)) $(if $(MUTATIONS),--mutations) $(if $(SHOW),--show) $(NAME)
 
-fuzz: $(VENV)/test.stamp  ## every reader on mutated samples, for SECONDS
+fuzz: compiled  ## every reader on mutated samples, for SECONDS
 	$(BIN)/python -m tests.tools.fuzz_readers --seconds $(SECONDS)
 
 lint: $(VENV)/test.stamp  ## style and types
@@ -98,6 +98,10 @@ lowest: $(LOWEST)/lowest.stamp  ## the unit tests without torch, with the lowest
 clean:  ## remove what was installed, built and cached
 	rm -rf $(VENV) $(LOWEST) $(FRAMEWORKS) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip compiles what it installs, but not what it installs as editable: a second of each start where Python may not write.
+compiled: $(VENV)/test.stamp
+	@$(BIN)/python -m compileall -q hangdoc playbooks probes tests
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -180,7 +180,7 @@ def load_judge(playbooks: Sequence[Path], say: Callable[[str], None]) -> Judge:
     from hangdoc.rules.loader import load
 
     types = load_schema()
-    library = load((shipped.ROOT, *playbooks), types)
+    library = load((shipped.ROOT, *playbooks), types, checked=(shipped.ROOT,))
     for problem in library.problems:
         say(str(problem))
     return Judge(library, types)

@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 
@@ -34,8 +35,6 @@ MAX_REASONS = 5  # why hosts are not seen, in one error
 WAIT_S, MAX_WAIT_S = 1.0, 10.0  # between two searches for ranks that have not started: each reads all of /proc
 WAIT_GROWTH = 0.1  # of the pause, for each second waited
 QUIET_WAIT_S = 60.0  # a command that is no training job needs no comment
-# Loading the playbooks counts as watching for so long: the ranks are looked at before it and after it.
-LOAD_S = 1.5
 ONCE_INTERVAL_S = 0.4  # `--once` has little time and looks more often
 
 
@@ -43,14 +42,16 @@ def watch_once(options: WatchOptions, say: Callable[[str], None]) -> tuple[Verdi
     """One verdict for each job. Raises HangdocError if there is no rank to watch."""
     with ExitStack() as stack:
         session = _open_session(options, stack, say)
-        opened = time.monotonic()
-        judge = load_judge(options.playbooks, say)
-        started = max(opened, time.monotonic() - LOAD_S)
+        started = time.monotonic()
+        # The ranks are looked at while the playbooks load, which takes seconds of a host whose cores are all in use.
+        loading = stack.enter_context(ThreadPoolExecutor(1)).submit(load_judge, options.playbooks, say)
         undecided, verdicts = {job: Once(job, say) for job in session.jobs}, dict[str, Verdict]()
         while undecided:
             session.wait(min(options.interval_s, ONCE_INTERVAL_S))
             session.look()
-            elapsed_s = time.monotonic() - started
+            if not loading.done():
+                continue
+            judge, elapsed_s = loading.result(), time.monotonic() - started
             for job, policy in sorted(undecided.items()):
                 if session.round_count(job) < STILL_LOOKS and elapsed_s < ONCE_LIMIT_S:
                     continue  # too early for any fact, and facts of thousands of ranks take seconds
