@@ -73,6 +73,7 @@ def _process(target: Target, before: Process | None, ranks: frozenset[int]) -> t
         nice=main.nice,
         children=_children(pid, tids, ranks),
         system_s=main.system_s,
+        reaped_s=main.reaped_s,
     )
     return process, int(status.get("Threads", "0"))
 
@@ -171,7 +172,7 @@ def _children(pid: int, tids: list[int], ranks: frozenset[int]) -> tuple[ChildPr
             command = procfs.strings(f"/proc/{child}/cmdline") or ()
             where = wchan(f"/proc/{child}") if stat.state in "SD" else None
             age_s = procfs.age_s(stat.start_ticks)
-            found[child] = ChildProcess(child, stat.comm, command, stat.state, stat.cpu_s, where, age_s)
+            found[child] = ChildProcess(child, stat.comm, command, stat.state, stat.cpu_s, where, age_s, stat.reaped_s)
             waiting.extend(procfs.children(child))
     return tuple(found[child] for child in sorted(found))
 

@@ -43,6 +43,7 @@ class Process(Record, frozen=True):
     nice: int | None = None
     children: tuple[ChildProcess, ...] = ()
     system_s: float | None = None  # part of cpu_s spent in the kernel
+    reaped_s: float = 0.0  # CPU time of its children that have ended, and of theirs
 
 
 class Channels(Record, frozen=True):
@@ -63,3 +64,4 @@ class ChildProcess(Record, frozen=True):
     cpu_s: float
     wchan: str | None = None
     age_s: float | None = None
+    reaped_s: float = 0.0  # CPU time of its children that have ended, and of theirs

@@ -28,6 +28,7 @@ class Stat:
     ppid: int
     cpu_s: float  # user + system time, of the thread or the whole process
     system_s: float
+    reaped_s: float  # CPU time of its children that have ended, and of theirs
     nice: int
     start_ticks: int
     flags: int  # PF_* of include/linux/sched.h
@@ -75,6 +76,7 @@ def stat(pid: int, tid: int | None = None) -> Stat | None:
         ppid=int(fields[1]),
         cpu_s=(int(fields[11]) + int(fields[12])) / TICKS,
         system_s=int(fields[12]) / TICKS,
+        reaped_s=(int(fields[13]) + int(fields[14])) / TICKS,
         nice=int(fields[16]),
         start_ticks=int(fields[19]),
         flags=int(fields[6]),

@@ -50,7 +50,8 @@ def watch(name: str, seconds: float) -> Watch:
                 if event["event"] in ("stall", "verdict"):
                     verdict = event.get("verdict") or {}
                     first = (verdict.get("findings") or [{}])[0].get("playbook") or verdict.get("status") or "stall"
-                    found.alarms.append(f"{first} after {time.monotonic() - started:.0f} s")
+                    note = f" ({verdict['note']})" if verdict.get("note") else ""
+                    found.alarms.append(f"{first} after {time.monotonic() - started:.0f} s{note}")
         found.seconds = time.monotonic() - started
         job.check()
     return found

@@ -26,6 +26,7 @@ from hangdoc.analysis.thresholds import (
     RECOMPILING_EARLY,
     WARM_UP,
 )
+from hangdoc.evidence import Process
 
 RECOMPILED = re.compile(r"\d+/(\d+)[^:]*: (.+)")  # frame/compilation: the guard that failed
 # Guards on the shape of a tensor: torch/csrc/dynamo/guards.cpp, and the symbolic shapes of torch/fx.
@@ -150,14 +151,24 @@ def _shapes(steps: Sequence[Step]) -> tuple[str, ...]:
 
 
 def _helpers_work(case: Case, key: Key) -> bool:
-    """Child processes, such as compilers, used CPU time in the last seconds."""
+    """Descendants, such as compilers, used CPU time in the last seconds, or since the look before the newest."""
     series = process_looks(case, key)
     recent = [(at, process) for at, process in series if series[-1][0] - at <= RECENT_S]
     if len(recent) < 2:
+        recent = list(series[-2:])
+    if len(recent) < 2:
         return False
-    used = {child.pid: child.cpu_s for child in recent[0][1].children}
-    grown = sum(max(0.0, child.cpu_s - used.get(child.pid, 0.0)) for child in recent[-1][1].children)
-    return grown >= BUSY_HELPER * (recent[-1][0] - recent[0][0])
+    (began_s, before), (ended_s, now) = recent[0], recent[-1]
+    used = {child.pid: child.cpu_s for child in before.children}
+    living = sum(max(0.0, child.cpu_s - used.get(child.pid, 0.0)) for child in now.children)
+    # A compiler that has ended between the looks counts for its parent; one whose parent never asks, only while it lives.
+    grown = max(living, _descendants_s(now) - _descendants_s(before))
+    return grown >= BUSY_HELPER * (ended_s - began_s)
+
+
+def _descendants_s(process: Process) -> float:
+    """CPU time that the descendants of a rank have used so far, with those that have ended."""
+    return process.reaped_s + sum(child.cpu_s + child.reaped_s for child in process.children)
 
 
 ANALYSIS = RecompilationAnalysis()

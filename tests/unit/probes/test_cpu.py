@@ -120,6 +120,24 @@ def test_threads_children_and_where_they_wait() -> None:
     assert {child.state for child in seen.children} == {"S"}
 
 
+BURNS = "import time\nwhile time.process_time() < 0.1: pass"
+PARENT = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {BURNS!r}]); time.sleep(60)"
+GRANDPARENT = f"""\
+import subprocess, sys
+print("ready", flush=True)
+subprocess.run([sys.executable, "-c", {BURNS!r}])
+subprocess.run([sys.executable, "-c", {PARENT!r}])
+"""
+
+
+def test_what_ended_descendants_used() -> None:
+    with program(GRANDPARENT) as target:
+        until(
+            lambda: observe(target).by_pid[target.pid],
+            lambda seen: seen.reaped_s >= 0.05 and [child.reaped_s >= 0.05 for child in seen.children] == [True],
+        )
+
+
 def test_a_stopped_rank_says_so() -> None:
     with program(THREADS) as target:
         os.kill(target.pid, signal.SIGSTOP)

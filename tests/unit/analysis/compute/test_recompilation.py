@@ -123,6 +123,17 @@ def test_advancing_while_compilers_work(stage: Stage, rate: float, works: bool) 
     assert judged(stage, looks).advancing is works
 
 
+@pytest.mark.parametrize(("used_s", "works"), [(4.0, True), (0.1, False)])
+def test_advancing_while_compilers_come_and_go(stage: Stage, used_s: float, works: bool) -> None:
+    """Of a compiler that has ended, only what its parent has reaped is left."""
+    looks = []
+    for look in range(4):
+        pool = ChildProcess(300, "pool", ("pool",), "S", 0.5, reaped_s=used_s * look / 4)
+        process = Process(100, 1, 0, "S", (), None, None, 9.0, 1.0, 1, (), children=(pool,), reaped_s=3.0)
+        looks.append(At([("train", 3)], [("_compile", DYNAMO)], records={"cpu": process}))
+    assert judged(stage, looks).advancing is works
+
+
 def test_loop_without_a_counter(stage: Stage) -> None:
     facts = judged(stage, [At([("forever", 9)], [("_compile", DYNAMO)])] * 6)
     assert (facts.again, facts.iterations, facts.share) == (False, 0, 1.0)
