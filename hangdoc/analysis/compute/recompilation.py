@@ -161,7 +161,7 @@ def _helpers_work(case: Case, key: Key) -> bool:
     (began_s, before), (ended_s, now) = recent[0], recent[-1]
     used = {child.pid: child.cpu_s for child in before.children}
     living = sum(max(0.0, child.cpu_s - used.get(child.pid, 0.0)) for child in now.children)
-    # A compiler that has ended between the looks counts for its parent; one whose parent never asks, only while it lives.
+    # A compiler that ended between the looks counts for its parent, unless the parent ignores its children.
     grown = max(living, _descendants_s(now) - _descendants_s(before))
     return grown >= BUSY_HELPER * (ended_s - began_s)
 
