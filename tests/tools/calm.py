@@ -3,7 +3,8 @@
 python -m tests.tools.calm [--seconds 240] [--beside 2] [NAME ...]
 
 Prints a line a job: for how long it was watched, what was raised, and what was said of it otherwise. Exit code 0 where
-nothing was raised. "Cannot tell" of a pause that ended by itself raises nothing and is shown: nobody is alerted. Several run side by side (`--beside`), as on a busy host.
+nothing was raised. "Cannot tell" of a pause that ended by itself raises nothing and is shown: nobody is alerted.
+Several run side by side (`--beside`), as on a busy host.
 """
 
 from __future__ import annotations
