@@ -159,7 +159,10 @@ class Node(AbstractContextManager["Node"]):
         return jobs.wanted(user_of(target.account), environ.get("SLURM_JOB_ID"), label)
 
     def _found(self) -> None:
-        """After a search: close what an earlier daemon left, if its job has ended since."""
+        """After a search: close what an earlier daemon left, if its job has ended since.
+
+        A job that this daemon has seen, too, ends in its own round: then its incident is continued, and has an outcome.
+        """
         if not self._left:
             return
         late = time.monotonic() - self._began_s > RESUME_S
@@ -167,7 +170,7 @@ class Node(AbstractContextManager["Node"]):
         ended = {
             job
             for job, id in self._left.items()
-            if self._ledger.has_ended(id) or (late and job not in jobs)
+            if job not in jobs and (late or self._ledger.has_ended(id))
         }  # fmt: skip
         if ended:
             self._incidents.settle(ended)

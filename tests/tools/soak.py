@@ -114,7 +114,7 @@ def soak(seconds: float, disk: Path, sources: Path) -> list[tuple[str, str, str,
     running: list[Run] = []
     finished: list[Run] = []
     footprints: list[Footprint] = []
-    number, problems = 0, list[str]()
+    number, log = 0, list[str]()
     filler = disk / "filler"
     script, clock = sources / "soak_rank.py", sources / "clock"
     shutil.copy(short_jobs.SCRIPT, script)  # a name that the daemons of other tests do not watch
@@ -150,7 +150,7 @@ def soak(seconds: float, disk: Path, sources: Path) -> list[tuple[str, str, str,
             if now_s - killed_s > KILL_EVERY_S and not over and not is_full and cycle_s >= ROOM_S:
                 killed_s = started_s = now_s
                 now_running.end(signal.SIGKILL)
-                problems += [line for line in now_running.lines if " error: " in line]
+                log += now_running.lines
                 now_running = start()
                 footprints.append(Footprint())
             filler.unlink(missing_ok=True)
@@ -167,10 +167,9 @@ def soak(seconds: float, disk: Path, sources: Path) -> list[tuple[str, str, str,
         pid = now_running.process.pid
         children, left = procfs.children(pid), len(procfs.descriptors(pid)) + len(procfs.threads(pid))
         code = now_running.end()
-        problems += [line for line in now_running.lines if " error: " in line]
+        log += [*now_running.lines, *([f" error: it ended with {code}"] if code else [])]
     receiver.close()
-    return rows(disk, finished, receiver, footprints, [*problems, *(["it ended with " + str(code)] if code else [])],
-                len(children), left)  # fmt: skip
+    return rows(disk, finished, receiver, footprints, log, len(children), left)
 
 
 def unresolved(receiver: Receiver) -> bool:
@@ -202,11 +201,11 @@ def rows(
     finished: list[Run],
     receiver: Receiver,
     footprints: list[Footprint],
-    problems: list[str],
+    log: list[str],
     children: int,
     left: int,
 ) -> list[tuple[str, str, str, str]]:
-    """The table, with the wrong jobs below."""
+    """The table; the wrong jobs go to stderr, with what the daemons said of them."""
     hung = {run.job.name for run in finished if run.hung}
     events = {event["id"]: event for event in receiver.events}.values()
     by_job: dict[str, list[str]] = {}
@@ -223,10 +222,11 @@ def rows(
     without_end = sorted(name for name in fired if resolved[name] != fired[name])
     growth = [max(most[0] for most in one.most) / one.first[0] for one in footprints if one.first and one.most]
     open_ones = [record.id for record in IncidentStore(disk / "state").list() if record.ended is None]
+    errors = [line for line in log if " error: " in line]
     counts = (
         ("hangs that were not announced", missed), ("jobs with two incidents or alerts", twice),
         ("alerts for healthy jobs", false), ("alerts without an end", without_end),
-        ("incidents on disk without an end", open_ones), ("errors in the log", problems),
+        ("incidents on disk without an end", open_ones), ("errors in the log", errors),
     )  # fmt: skip
     found = [("", "", "limit", ""), ("jobs, of them hung", f"{len(finished)}, {len(hung)}", "", "")]
     found += [(name, str(len(wrong)), "0", met(len(wrong), 0)) for name, wrong in counts]
@@ -240,6 +240,7 @@ def rows(
     for name, wrong in counts:
         for one in wrong[:20]:
             print(f"{name}: {one}", file=sys.stderr)
+            print(*(f"  {line}" for line in log if one in line), sep="\n", file=sys.stderr)
             for event in events:
                 if event["data"]["job"] == one:
                     print(f"  {json.dumps(event)}", file=sys.stderr)
