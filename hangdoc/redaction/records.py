@@ -94,7 +94,8 @@ class Mask:
         if kind in _NUMBERS:
             return value
         if isinstance(value, tuple):
-            parts = tuple([self._any(part) for part in value])
+            seen = self._known.get  # dumps of many ranks share most of their thousand calls
+            parts = tuple([found[1] if (found := seen(id(part))) else self._any(part) for part in value])
             return value if all(map(is_, parts, value)) else parts
         if isinstance(value, Mapping):
             return self._mapping(value)
