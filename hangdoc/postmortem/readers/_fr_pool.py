@@ -81,7 +81,7 @@ class _Worker:
 
 
 class DumpPool:
-    """Digests dumps in child processes, each fed by a thread. Both end with the pool."""
+    """Digests dumps in child processes, each fed by a thread. Both end when no dump is left, or with the pool."""
 
     def __init__(self, shared: SharedParts) -> None:
         self.shared = shared
@@ -108,7 +108,16 @@ class DumpPool:
         """The record of a dump; None: it is no intact dump, or the child process did not survive it."""
         if source.path not in self._ahead:
             self._submit(source)
-        return self._ahead.pop(source.path)[1].result()
+        found = self._ahead.pop(source.path)[1].result()
+        if not self._ahead:
+            self._rest()
+        return found
+
+    def _rest(self) -> None:
+        """End the threads and their child processes, of 20 MiB each; another dump starts new ones."""
+        for _ in range(self._threads):
+            self._jobs.put(None)
+        self._threads = 0
 
     def _submit(self, source: Source) -> None:
         future: Future[Digested | None] = Future()
@@ -125,7 +134,7 @@ def _end(jobs: Jobs, processes: list[subprocess.Popen[bytes]]) -> None:
     """End the threads and child processes of a pool."""
     for _ in range(MAX_WORKERS):
         jobs.put(None)
-    for process in processes:
+    for process in tuple(processes):
         stop(process)
 
 
@@ -151,6 +160,9 @@ def _work(jobs: Jobs, processes: list[subprocess.Popen[bytes]], making: threadin
             stop(worker.process)
             worker = None
         future.set_result(found)
+    if worker is not None:
+        processes.remove(worker.process)
+        stop(worker.process)
 
 
 def _content(source: Source) -> bytes | None:
