@@ -12,7 +12,7 @@ from hangdoc.analysis.compute.wait_time import WaitingRanks
 from hangdoc.analysis.ranks.call_path import CallPath, is_library, loops_around, per_path
 from hangdoc.analysis.ranks.divergence import MUST_DIFFER
 from hangdoc.analysis.ranks.phases import WAITING
-from hangdoc.analysis.ranks.progress import Look, distinct, looks_at
+from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.analysis.thresholds import HALF, MIN_GAPS, MIN_LOOKS, MORE_WORK, MOSTLY, USUAL
 from hangdoc.evidence import Variable
 
@@ -92,8 +92,7 @@ def in_each_step(case: Case, key: Key) -> bool:
 
     A number in its frames, such as the step or the index of the batch, grows from one such look to the next. Work in
     every Nth step, or after each epoch of N steps, is seen at values that differ by multiples of N. The number of an
-    epoch may grow by one, too: it counts a loop around the one in which the rank meets its peers. A number that no peer
-    has counts no step of the job, such as the right answers in an evaluation.
+    epoch may grow by one, too: it counts a loop around the one in which the rank meets its peers.
     """
     seen: dict[tuple[str, str], list[float]] = defaultdict(list)
     own = [look for look in _waited_for(case, key) if not _is_shared(case, key, look)]
@@ -107,16 +106,7 @@ def in_each_step(case: Case, key: Key) -> bool:
             for variable in step.variables.values():
                 if variable.kind == "int" and variable.number is not None:
                     seen[step.function, variable.name].append(variable.number)
-    least = max(MIN_GAPS, MOSTLY * len(own))
-    counters = [name for name, values in seen.items() if len(values) >= least and _counts_by_one(values)]
-    return any(_has_number(case, peer, name) for name in counters for peer in case.ranks if peer != key)
-
-
-def _has_number(case: Case, key: Key, name: tuple[str, str]) -> bool:
-    """True if a rank was seen with a number of that name in a function of that name."""
-    function, variable = name
-    steps = (step for look in distinct(looks_at(case, key)) for step in look.thread if step.function == function)
-    return any(step.variables[variable].number is not None for step in steps if variable in step.variables)
+    return any(_counts_by_one(values) for values in seen.values() if len(values) >= max(MIN_GAPS, MOSTLY * len(own)))
 
 
 def _has_loop_inside(loops: Sequence[tuple[str, int]], meets: Sequence[Sequence[tuple[str, int]]]) -> bool:

@@ -263,37 +263,6 @@ def test_an_evaluation_after_each_epoch_that_is_as_long_as_two_looks(tmp_path: P
     assert (pace.each_step, pace.late) == (False, False)
 
 
-COUNTS = """\
-def fit(x):
-    for step in range(1000):
-        loss = model(x).sum()
-        dist.all_reduce(loss)
-        evaluate(model)
-
-def evaluate(model):
-    for batch in held_out():
-        right += count(model(batch))
-"""
-
-
-def test_right_answers_of_an_evaluation_count_no_steps(tmp_path: Path) -> None:
-    """They grow irregularly, and no peer has such a number."""
-    stage, looks = Stage(COUNTS, tmp_path), []
-    for look in range(LOOKS):
-        right = number("right", 120 * look + look * look % 7)
-        cpu_s = 0.95 * look
-        process = Process(
-            100, 1, 0, "R", ("python",), None, None, 60.0, cpu_s, 1, (ThreadCpu(100, "python", "R", cpu_s),)
-        )
-        variables = {"fit": [number("step", 4)], "evaluate": [right]}
-        alone = At([("fit", 5), ("evaluate", 9)], state="R", variables=variables, records={"cpu": process})
-        looks.append([alone, in_c10d("all_reduce", ("fit", 4), state="S", variables={"fit": [number("step", 5)]})])
-    pace = stage.facts(*looks).ranks[0].pace
-    assert pace.late_share is not None
-    assert pace.late_share > 0.4
-    assert (pace.each_step, pace.late) == (False, False)
-
-
 def test_batches_of_an_evaluation_of_which_its_peers_hear_nothing(stage: Stage) -> None:
     facts = watched(
         stage, lambda look: Doing(0.95, waits=False, state="R", step=look, alone=True), lambda look: Doing(0.0, step=0)
