@@ -98,7 +98,7 @@ def report(
     found = find_sources(paths, problems.append)
     found = tuple(replace(one, name=names[one.path]) if one.path in names else one for one in found)
     files = join_segments(assign_nodes(found))
-    context = ReadContext(problems.append, progress)
+    context = ReadContext(problems.append, progress, files=len(files))
     evidence = _read_evidence(files, readers, context, identified)
     first = list(islice(evidence, 1))  # a reader that works ahead is at it while the playbooks are loaded
     judge = judge() if callable(judge) else judge or load_judge(playbooks, warn)
@@ -172,14 +172,14 @@ def _read_text(
     text = text_source(source, context)
     whole = isinstance(text, TextSource) or len(source.head) < HEAD_BYTES
     parts: dict[str, Source] = {} if whole else marked_parts(text, _marks(readers))
-    quiet = ReadContext(context.warn, shared=context.shared)
+    quiet = ReadContext(context.warn, shared=context.shared, files=context.files)
     placement = placement_in(text)
     for reader in readers:
         general = getattr(reader, "marks", None) is None  # any text, or any that it recognises
         part = text if whole or general else parts.get(reader.name)
         if part is None or not reader.recognises(part):
             continue
-        own = ReadContext(context.warn, context.progress, context.shared) if general and not whole else quiet
+        own = replace(quiet, progress=context.progress) if general and not whole else quiet
         own.taken = frozenset(names)
         found = 0
         for item in _read(reader, part, own):

@@ -1,4 +1,4 @@
-"""Reading 1 GiB of logs of 512 ranks: MB/s on one core and peak memory, a file a rank and all ranks in one file.
+"""The report on 1 GiB of logs of 512 ranks: MB/s on one core and peak memory, a file a rank and all ranks in one file.
 
 python -m tests.benchmarks.logs [--mib 1024] [--ranks 512]
 
@@ -27,17 +27,16 @@ ABSENT = 47  # rank that does not come to the last collective
 READ = """
 import json, resource, sys, time
 from pathlib import Path
-from hangdoc.postmortem.readers import Piece, ReadContext
-from hangdoc.postmortem.readers._input_file import find_sources
-from hangdoc.postmortem.readers.logs import READER
-files = find_sources([Path(sys.argv[1])], print)
+from hangdoc.postmortem.report import report
+folder = Path(sys.argv[1])
 began, cpu = time.monotonic(), time.process_time()
-pieces = [piece for source in files if READER.recognises(source) for piece in READER.read(source, ReadContext(print))]
+job = report([folder]).jobs[0].verdict
 wall, cpu = time.monotonic() - began, time.process_time() - cpu
-ranks = {piece.process.rank for piece in pieces}
-said = sum(len(piece.record.said) for piece in pieces if piece.probe == "logs")
+first = job.findings[0] if job.findings else None
+named = f"{first.playbook}: {[one.rank for one in first.culprits]}" if first else job.status
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(json.dumps([wall, cpu, sum(file.size for file in files) / 1e6, peak, len(ranks - {None}), said]))
+size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+print(json.dumps([wall, cpu, size, peak, len(job.job.ranks), named]))
 """
 
 
@@ -92,15 +91,15 @@ def write(folder: Path, mib: int, ranks: int) -> tuple[Path, Path]:
     return apart, together
 
 
-def read(folder: Path) -> list[float]:
-    """Wall s, CPU s, MB, peak MiB, ranks, lines kept; on one core."""
+def read(folder: Path) -> tuple[float, float, float, float, int, str]:
+    """Wall s, CPU s, MB, peak MiB, ranks, and who is named; on one core."""
     core = min(os.sched_getaffinity(0))
     done = subprocess.run(
         [sys.executable, "-c", READ, str(folder)], cwd=ROOT, capture_output=True, text=True, check=True,
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),
     )  # fmt: skip
-    found: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    wall, cpu, size, peak, ranks, named = json.loads(done.stdout.splitlines()[-1])
+    return wall, cpu, size, peak, ranks, named
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,15 +107,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--ranks", type=int, default=512)
     told = parser.parse_args(arguments)
-    rows = [("logs", "MB", "s", "MB/s of CPU time", "", "peak MiB", "", "ranks", "lines kept")]
+    rows = [("logs", "MB", "s", "MB/s of CPU time", "", "peak MiB", "", "ranks", "named")]
     kept = True
     with tempfile.TemporaryDirectory() as name:
         for folder in write(Path(name), told.mib, told.ranks):
-            wall, cpu, size, peak, ranks, said = read(folder)
+            wall, cpu, size, peak, ranks, named = read(folder)
             kept &= size / cpu >= LIMIT_MB_S and peak <= LIMIT_MIB
             speed = (f"{size / cpu:.0f}", met(LIMIT_MB_S, size / cpu))
             memory = (f"{peak:.0f}", met(peak, LIMIT_MIB))
-            rows.append((folder.name, f"{size:.0f}", f"{wall:.1f}", *speed, *memory, f"{ranks:.0f}", f"{said:.0f}"))
+            rows.append((folder.name, f"{size:.0f}", f"{wall:.1f}", *speed, *memory, str(ranks), named))
     table(f"reading the logs of {told.ranks} ranks on one core", rows)
     return 0 if kept else 1
 

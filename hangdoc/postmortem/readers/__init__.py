@@ -33,6 +33,7 @@ class ReadContext:
     shared: dict[str, Any] = field(default_factory=dict)  # state that a reader keeps between sources
     following: deque[Source] = field(default_factory=deque)  # the next sources, for a reader that works ahead
     taken: frozenset[str] = frozenset()  # names of the readers that read the same text before
+    files: int = 1  # of this report: of many, each is read less closely
 
 
 @runtime_checkable

@@ -60,6 +60,10 @@ _CHAIN_MARK = re.compile(
     r"|@[\d/-]{1,400}\|[\d/-]{0,400}(?:;| \d)",
     re.IGNORECASE,
 )
+# One of them is in each line with such a mark; each begins with a literal, which makes the search fast.
+_IN_CHAINS = tuple(
+    map(re.compile, (r"\.py:\d{1,7}(?:\)| in \w)", "->", "<-", "\u2192", "\u2190", " > ", r"@[\d/-]{1,400}\|"))
+)
 _IS_CODE = re.compile(r"\.pyx?\b|<module>|\w\(\)|\b(?:torch|dist|nn|self)\.\w|\w__\b")  # not what a rank does in turn
 _OUTERMOST = frozenset({"<module>", "main", "_bootstrap", "_run", "run", "train", "fit", "worker", "__main__"})
 _COLLECTIVE = re.compile(
@@ -113,7 +117,7 @@ class CallChainReader:
 
     def recognises(self, source: Source) -> bool:
         head = source.head_text
-        return _CHAIN_MARK.search(head) is not None and bool(stacks_in(head.split("\n")))
+        return any(map(_CHAIN_MARK.search, _marked_lines(head))) and bool(stacks_in(head.split("\n")))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         if context.taken & DUMPS:
@@ -124,6 +128,17 @@ class CallChainReader:
                 thread.add(frame)
             if record := stacks_record([thread]):
                 yield Piece(ProcessRef(rank), "stacks", record)
+
+
+def _marked_lines(text: str) -> Iterator[str]:
+    """The lines in which a chain may be, in no order; a line may come twice."""
+    for mark in _IN_CHAINS:
+        found = mark.search(text)
+        while found:
+            end = text.find("\n", found.end())
+            end = len(text) if end < 0 else end
+            yield text[text.rfind("\n", 0, found.start()) + 1 : end]
+            found = mark.search(text, end)
 
 
 def _by_rank(stacks: Sequence[_Stack]) -> Iterator[tuple[int, list[Frame]]]:

@@ -33,6 +33,7 @@ from hangdoc.system import input_limits
 
 MAX_MATCHES = 20_000  # lines per anchor in one file
 MAX_OTHERS = 500  # the same, of messages that not every rank prints
+MAX_FIGURES, LEAST_FIGURES = 2**18, 2**10  # bytes searched for figures: in all files together, and in each at least
 MAX_UNWRAPPED = 64 * 2**20  # bytes; hard-wrapped lines are joined in files up to this size
 
 
@@ -79,7 +80,8 @@ class LogReader:
         pieces = collector.pieces(summary)
         yield from _without_interrupts(pieces) if interrupted.NAME in context.taken else pieces
         placement = source.placement if isinstance(source, TextSource) else None
-        if found_figures := read_figures(summary.tail, summary.lines, style, source.name, placement):
+        tail = summary.tail[-max(LEAST_FIGURES, MAX_FIGURES // context.files) :]
+        if found_figures := read_figures(tail, summary.lines, style, source.name, placement):
             yield Piece(ProcessRef(), "figures", found_figures)
 
 

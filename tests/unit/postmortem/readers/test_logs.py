@@ -31,9 +31,9 @@ def read(path: Path, text: str | bytes, name: str = "train.log") -> list[Piece]:
     return pieces(file)
 
 
-def pieces(file: Path, problems: list[str] | None = None) -> list[Piece]:
+def pieces(file: Path, problems: list[str] | None = None, files: int = 1) -> list[Piece]:
     source = Source(file, str(file), file.stat().st_size)
-    context = ReadContext((problems if problems is not None else []).append)
+    context = ReadContext((problems if problems is not None else []).append, files=files)
     found = READER.read(source, context) if READER.recognises(source) else ()
     return [piece for piece in found if isinstance(piece, Piece)]
 
@@ -46,6 +46,14 @@ def said(found: Sequence[Piece], rank: int | None = None) -> list[LogEvent]:
 
 def ends(found: Sequence[Piece]) -> dict[int | None, End]:
     return {piece.process.rank: piece.record for piece in found if isinstance(piece.record, End)}
+
+
+def test_each_of_many_files_is_searched_less_far_for_figures(tmp_path: Path) -> None:
+    table = "".join(f"rank {rank} step time {rank + 1}.25 s\n" for rank in range(4))
+    file = tmp_path / "job.log"
+    file.write_text(table + "nothing to compare\n" * 200)
+    assert [one.probe for one in pieces(file) if one.probe == "figures"] == ["figures"]
+    assert [one.probe for one in pieces(file, files=512) if one.probe == "figures"] == []
 
 
 # --- forms of line --------------------------------------------------------------------------------
