@@ -20,7 +20,21 @@ from tests.support.paths import DATA
 
 PASTED = DATA / "pasted"
 OPEN = PASTED / "open.yaml"  # fragments of group `own` that are not judged right yet: name -> reason
-GROUPS = ("own", "blind", "held", "unseen", "fresh", "recent", "later", "sixth", "seventh", "untuned", "ninth", "tenth", "eleventh")
+GROUPS = (
+    "own",
+    "blind",
+    "held",
+    "unseen",
+    "fresh",
+    "recent",
+    "later",
+    "sixth",
+    "seventh",
+    "untuned",
+    "ninth",
+    "tenth",
+    "eleventh",
+)
 CLASSES = (
     "collective_wait",
     "slow_compute",

@@ -21,7 +21,8 @@ _ADDRESS = r"(?:[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?|[0-9a
 _BUS = re.compile(rf"(?<![\w.:])({_ADDRESS})(?![\w.:])")
 _UUID = re.compile(r"\bGPU-[0-9a-f]{8}-[0-9a-f-]{4,32}")
 _INDEX = re.compile(
-    r"[\s|>*-]{0,8}(?:(?:gpu|cuda|device|nvidia|card|idx|index)[ :#=_]{0,2})?[\[(]?(\d{1,2})[\])]?(?=[\s,:=|>\u2192-])"
+    r"[\s|>*-]{0,8}(?:\[?(?:global )?rank[ :=#_]{0,2}\d{1,5}\]?\s{0,2}(?:->|=>|\u2192|:|=|,|on|uses|has)\s{0,2})?"
+    r"(?:(?:gpu|cuda|device|nvidia|card|idx|index)[ :#=_]{0,2})?[\[(]?(\d{1,2})[\])]?(?=[\s,:=|>\u2192-])"
     r"(?!:[0-9a-fA-F]{2}[.:])(?! ?[:.]?\d{1,2}:\d)",
     re.IGNORECASE,
 )
