@@ -148,7 +148,7 @@ def middle(runs: Sequence[Run]) -> Run:
     return Run(statistics.median(r.seconds for r in runs), max(r.mib for r in runs), runs[0].culprit)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--runs", type=int, default=3)
@@ -171,7 +171,7 @@ def main() -> None:
         finally:
             shutil.rmtree(folder)
     kind = ", no two alike" if options.unlike else ""
-    table(f"Flight Recorder dumps, {ENTRIES} entries a rank, one rank at fault{kind}", rows)
+    return 0 if table(f"Flight Recorder dumps, {ENTRIES} entries a rank, one rank at fault{kind}", rows) else 1
 
 
 def row(world: int, culprit: int, ours: Run, theirs: Run | None, unlike: bool) -> tuple[str, ...]:
@@ -195,4 +195,4 @@ def row(world: int, culprit: int, ours: Run, theirs: Run | None, unlike: bool) -
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

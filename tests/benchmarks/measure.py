@@ -91,8 +91,11 @@ def additions_s() -> float:
     return time.process_time() - began
 
 
-def table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
-    """Print it as a Markdown table, under the title and a line that says where it was measured."""
+def table(title: str, rows: Sequence[tuple[str, ...]]) -> bool:
+    """Print it as a Markdown table, under the title and a line that says where it was measured.
+
+    False if a limit is missed or an answer is wrong.
+    """
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "py-spy"))
     machine = f"Linux {platform.release()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     machine += f", 10^7 additions in {additions_s():.2f} s"
@@ -101,6 +104,7 @@ def table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
     for row in (rows[0], tuple("-" * width for width in widths), *rows[1:]):
         print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |")
     sys.stdout.flush()
+    return not any("MISSED" in cell or "WRONG" in cell for row in rows for cell in row)
 
 
 def met(value: float, limit: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,7 +28,7 @@ def healthy(ranks: int) -> Iterator[Trial]:
         yield trial
 
 
-def main() -> None:
+def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--runs", type=int, default=20)
     runs = options.parse_args().runs
@@ -44,8 +45,8 @@ def main() -> None:
         said = ", ".join(sorted({words for _, words in seen}))
         numbers = (f"{p50:.2f}", f"{p90:.2f}", f"{max(took):.2f}", f"{limit:g} s")
         rows.append((f"{name}, {ranks} ranks", str(times), *numbers, met(p90, limit), said))
-    table("Time to the verdict, `hangdoc watch --once`", rows)
+    return 0 if table("Time to the verdict, `hangdoc watch --once`", rows) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
