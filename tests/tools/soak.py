@@ -153,6 +153,9 @@ def soak(seconds: float, disk: Path, sources: Path) -> list[tuple[str, str, str,
                 log += now_running.lines
                 now_running = start()
                 footprints.append(Footprint())
+                for run in running:
+                    if run.hung:  # the new daemon has as long as the old one had
+                        run.ends_s = now_s + REPORTED_S
             filler.unlink(missing_ok=True)
             if is_full:
                 with suppress(OSError):
