@@ -10,12 +10,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from hangdoc.analysis.ranks.call_path import Step, Steps, is_library
 from hangdoc.analysis.ranks.conditions import MODEL_PARTS, names, negated, parts_by_rank, targets, uniform
 from hangdoc.evidence import Branch, Loop, Place, Variable
 
 COUNTED = re.compile(r"\bin\s+(?:\w+\.)?t?range\(")
 WHILE = re.compile(r"while (.+):$")
+# Operations of torch.distributed that ranks often call in different arms of one condition.
+EACH_IN_ITS_WAY = re.compile(r"(i?send|i?recv|gather|scatter)(_object(_list)?)?|batch_isend_irecv")
 COUNTS_DOWN = re.compile(r"\breversed\(|range\([^()]*,\s*-\d")
 
 
@@ -143,7 +147,8 @@ def _by_laps(found: Relation, a: Steps, b: Steps) -> Relation:
     """Correct `left_loop` and `in_loop` by the loops around both ranks; `a` and `b` from the function of the split on.
 
     A rank past a nested loop has left it earlier than its peers, unless they are an iteration ahead in the loops around
-    both, or only this rank may enter the call in which it waits: then they went on without that call.
+    both, or only this rank may enter the call in which it waits: then they went on without that call. In the same way
+    a rank may be in the loop only because it waits in a call that its peers did not make.
     """
     outside, inside = (a, b) if found.kind == "left_loop" else (b, a)
     lead = 0.0  # iterations by which the rank past the loop is ahead
@@ -156,7 +161,40 @@ def _by_laps(found: Relation, a: Steps, b: Steps) -> Relation:
             return replace(found, kind=kind, loop=None, branch=branch)
         if lead < 0:
             return replace(found, kind="behind" if outside is a else "ahead", loop=None, branch=None)
+    if lead == 0 and found.loop and (branch := _rank_test_in(inside, found.loop, outside[0])):
+        return replace(found, kind="out_of_branch" if outside is a else "in_branch", loop=None, branch=branch)
+    if found.branch and parts_by_rank(found.branch.test):
+        found = replace(found, branch=None)
     return replace(found, exit=_early_exit(found.loop, outside, inside) if found.loop else None)
+
+
+def _rank_test_in(inside: Steps, loop: Loop, outside: Step) -> Branch | None:
+    """The condition by rank, within a loop, around the call in which a rank waits.
+
+    It parted no rank where all make that call, each in its own way: a send and its receive, a gather and its root. Nor
+    does it if the ranks past the loop have made fewer iterations.
+    """
+    depth = next((depth for depth, step in enumerate(inside) if step.place and loop in step.place.loops), None)
+    if depth is None or any(
+        "/torch/" in step.file and EACH_IN_ITS_WAY.fullmatch(step.function) for step in inside[depth:]
+    ):
+        return None
+    counts = inside[depth].variables
+    for name in loop.counters if outside.function == inside[depth].function else ():
+        here, there = counts.get(name), outside.variables.get(name)
+        if here and there and here.number is not None and there.number is not None and there.number < here.number:
+            return None
+    return _rank_test([_within_loop(inside[depth], loop), *inside[depth + 1 :]], outside)
+
+
+def _within_loop(step: Step, loop: Loop) -> Step:
+    """A step with only those conditions that are in the body of a loop."""
+    assert step.place is not None
+    kept = tuple(
+        [tuple([b for b in found if b.line > loop.first]) for found in (step.place.branches, step.place.guards)]
+    )
+    place = msgspec.structs.replace(step.place, branches=kept[0], guards=kept[1])
+    return Step(step.function, step.file, step.line, place, step.variables)
 
 
 def _early_exit(loop: Loop, outside: Steps, inside: Steps) -> str | None:
@@ -242,8 +280,9 @@ def _by_callees(found: Relation, a: Steps, b: Steps, depth: int) -> Relation:
 def _condition_in(inside: Steps, loop: Loop) -> Branch | None:
     """The innermost user-code condition within the loop around the call in which a rank waits."""
     for step in reversed(inside):
-        branch = next((b for b in _own_branches(step) if b.line > loop.first), None)
-        if branch or (step.place and loop in step.place.loops):
+        around = step.place is not None and loop in step.place.loops
+        branch = next((b for b in _own_branches(step) if not around or b.line > loop.first), None)
+        if branch or around:
             return branch
     return None
 

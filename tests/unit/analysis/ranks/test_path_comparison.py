@@ -303,6 +303,65 @@ def test_a_condition_on_the_rank_parts_wherever_it_is(
     assert (found.kind, mirrored.kind) == (("in_branch", "out_of_branch") if condition else ("ahead", "behind"))
 
 
+LOOPS = """\
+# The loops of a framework, further down in their file than the conditions in the user's.
+#
+#
+#
+#
+class Loops:
+    def fit(self):
+        self.epoch(self.fetcher)
+        self.sync()
+
+    def epoch(self, fetcher):
+        for batch_idx, batch in enumerate(fetcher):
+            self.step(batch)
+            self.hook(batch)
+        self.report()
+"""
+
+HOOK = """\
+class Module:
+    def end_of_validation(self):
+        if self.trainer.is_global_zero and self.epoch > 2:
+            self.accuracy.compute()
+"""
+
+
+@pytest.mark.parametrize(
+    ("hook", "operation", "here", "there", "kind"),
+    [
+        (True, "all_gather", 9, 9, "in_branch"),  # its peer has passed that hook, and left the loop
+        (True, "all_gather", 9, None, "in_branch"),
+        (True, "all_gather", 9, 8, "in_loop"),  # its peer has not made this iteration
+        (True, "send", 9, 9, "in_loop"),  # its peer may have to receive
+        (False, "all_reduce", 9, 9, "in_loop"),
+    ],
+)
+def test_a_rank_waits_in_a_loop_in_a_call_that_its_peers_did_not_make(
+    tmp_path: Path, hook: bool, operation: str, here: int, there: int | None, kind: str
+) -> None:
+    library = "/v/lib/python3.11/site-packages/framework/loops.py"
+    loops, user = parsed(LOOPS, tmp_path / "loops.py"), parsed(HOOK, tmp_path / "job.py")
+
+    def step(function: str, line: int, **counts: int | None) -> Step:
+        return Step(function, library, line, loops.place(line), numbers(**counts))
+
+    called = Step("end_of_validation", "job.py", 4, user.place(4))
+    below = [called] if hook else []
+    below.append(Step(operation, "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 2000))
+    own = [step("fit", 8), step("epoch", 14 if hook else 13, batch_idx=here), *below]
+    # The counter of a loop that a rank has left is seen where the loops are in one function.
+    peer = [step("fit", 9)] if there is None else [step("epoch", 15, batch_idx=there)]
+    if there is not None:
+        own = own[1:]
+    found, mirrored = relate(own, peer), relate(peer, own)
+    assert (found.kind, mirrored.kind) == (kind, {"in_branch": "out_of_branch", "in_loop": "left_loop"}[kind])
+    assert found.branch == mirrored.branch
+    assert bool(found.branch) == (kind == "in_branch")
+
+
 WHILE = """\
 class Trainer:
     def run(self, stop, epoch, epochs, loss):
