@@ -66,6 +66,7 @@ class Once:
     say: Callable[[str], None]
     inspected: bool = False
     examination: Examination | None = None
+    lacking: bool = False  # ranks are missing for no known reason: a supervisor may be starting one again
 
     def decide(self, facts: Facts, elapsed_s: float) -> Decision:
         """`elapsed_s`: since the watch began."""
@@ -87,6 +88,10 @@ class Once:
         """False if a longer watch may show more: patterns take time, and so does what is still undecided."""
         if has_ended(facts) or elapsed_s >= ONCE_BUSY_S:
             return True
+        unexplained = all(finding.confidence == "low" for finding in verdict.findings[:1])
+        self.lacking = bool(facts.job.startup.lacking) and unexplained
+        if self.lacking and elapsed_s < ONCE_S:
+            return False
         if verdict.status == "healthy" and not is_paced(facts):
             return False
         if elapsed_s >= ONCE_LIMIT_S:

@@ -48,6 +48,8 @@ def watch_once(options: WatchOptions, say: Callable[[str], None]) -> tuple[Verdi
         undecided, verdicts = {job: Once(job, say) for job in session.jobs}, dict[str, Verdict]()
         while undecided:
             session.wait(min(options.interval_s, ONCE_INTERVAL_S))
+            if any(policy.lacking for policy in undecided.values()):
+                session.rediscover()
             session.look()
             if not loading.done():
                 continue

@@ -9,13 +9,14 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hangdoc.demo.harness import Trial, running
 from hangdoc.incident.record import IncidentRecord
-from hangdoc.incident.store import IncidentStore
+from hangdoc.incident.store import IncidentStore, parse_time
 from tests.support.cli import HANGDOC, hangdoc
 from tests.support.paths import HUNG, ROOT
 from tests.support.polling import until
@@ -85,6 +86,12 @@ def essence(verdict: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
     return f"({verdict['status']})", ()
 
 
+def suspected(store: IncidentStore, since: datetime) -> bool:
+    """True if hangdoc suspects the hang: on a busy machine it may have suspected a job that was only held up."""
+    records = store.list()
+    return any((parse_time(one.opened) or since) >= since or one.verdicts for one in records)
+
+
 def crash(how: str, after_s: float, root: Path) -> Crash:
     """Run a job until it hangs, end it (see ENDS) `after_s` after hangdoc's first suspicion, and read what is left."""
     timeout_s = TIMEOUT_S if how == "timeout" else LONG_S
@@ -98,7 +105,9 @@ def crash(how: str, after_s: float, root: Path) -> Crash:
         try:
             until(out.read_text, lambda text: '"event": "healthy"' in text, PATIENCE_S)
             go.touch()
-            until(store.entries, within_s=PATIENCE_S)
+            trial.wait_log("^step 10 ", PATIENCE_S)  # the last one
+            hung = datetime.now(timezone.utc)
+            until(partial(suspected, store, hung), within_s=PATIENCE_S)
             time.sleep(after_s)
             ENDS[how](trial, watch)
             if how == "launcher":

@@ -13,12 +13,13 @@ from hangdoc.analysis.facts import derive, schema
 from hangdoc.analysis.thresholds import PACE_LOOKS
 from hangdoc.evidence import RankEvidence, Snapshot
 from hangdoc.recording.recorder import read
-from hangdoc.verdict import Job, Verdict
+from hangdoc.verdict import Finding, Job, Verdict
 from hangdoc.watch.policy import (
     ONCE_BUSY_S,
     ONCE_LIMIT_S,
     ONCE_S,
     ONCE_SOON_S,
+    Examination,
     Once,
     is_balanced,
     needs_inspection,
@@ -101,9 +102,34 @@ def test_no_job_is_healthy_whose_ranks_were_not_compared(
     assert accepts(status, "", ranks, looks, elapsed_s, moving) is accepted
 
 
+@pytest.mark.parametrize(
+    ("confidence", "lacking", "elapsed_s", "accepted"),
+    [
+        ("low", 1, ONCE_SOON_S, False),  # a supervisor may be starting the rank again
+        ("low", 1, ONCE_S, True),
+        ("low", 0, ONCE_SOON_S, True),
+        ("medium", 1, ONCE_SOON_S, True),
+    ],
+)
+def test_a_missing_rank_is_looked_for_again(confidence: str, lacking: int, elapsed_s: float, accepted: bool) -> None:
+    once = Once("job", lambda line: None, examination=Examination())
+    finding = Finding("missing-worker", "startup", confidence, "", "")
+    verdict = Verdict("stalled", 29.0, Job("job", 3, None, ("node-a",), ()), (finding,))
+    facts = facts_of([rank(0.0, 1.0)], 9, False, lacking)
+    assert once.accepts(SimpleNamespace(), verdict, facts, elapsed_s) is accepted  # type: ignore[arg-type]
+    assert once.lacking is (lacking == 1 and confidence == "low")
+
+
 def accepts(status: str, doubts: str, ranks: list[Any], looks: float, elapsed_s: float, moving: bool = True) -> bool:
     judge: Any = SimpleNamespace(not_ruled_out=lambda considered: doubts)
-    job = SimpleNamespace(progress=SimpleNamespace(looks=looks), network=SimpleNamespace(moving=moving))
-    facts: Any = SimpleNamespace(ranks=ranks, job=job)
     verdict = Verdict(status, None, Job("job", 1, None, ("node-a",), ()))
-    return Once("job", lambda line: None).accepts(judge, verdict, facts, elapsed_s)
+    return Once("job", lambda line: None).accepts(judge, verdict, facts_of(ranks, looks, moving), elapsed_s)
+
+
+def facts_of(ranks: list[Any], looks: float, moving: bool, lacking: int | None = None) -> Any:
+    job = SimpleNamespace(
+        progress=SimpleNamespace(looks=looks),
+        network=SimpleNamespace(moving=moving),
+        startup=SimpleNamespace(lacking=lacking),
+    )
+    return SimpleNamespace(ranks=ranks, job=job)
