@@ -51,11 +51,13 @@ class Churn(L.LightningModule):
     def validation_step(self, batch, idx):
         x, y = batch
         self.auroc.update(torch.sigmoid(self(x)), y)
+        if self.auroc_from is None:
+            self.log("auroc", self.auroc)
 
     def on_validation_epoch_end(self):
         if self.auroc_from is not None and self.trainer.is_global_zero and self.current_epoch >= self.auroc_from:
             log.info("epoch %d AUROC %.4f", self.current_epoch, self.auroc.compute())
-        self.auroc.reset()
+            self.auroc.reset()
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-3, weight_decay=1e-2)
