@@ -1,7 +1,8 @@
 """How long the steps take in which torch.compile compiles again, and the other steps of a log.
 
 torch prints a recompilation before the step in which it happens ends (TORCH_LOGS=recompiles; torch/_dynamo/guards.py),
-and the script prints the time of the step after it. Where the two are pasted apart, the times tell the slow steps.
+and the script prints the time of the step after it. Where the two are pasted apart, the times tell the slow steps. What
+was printed before the first step of a text, or in a gap of it, is not known.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from statistics import median
+
+from hangdoc.postmortem.readers._elided import elision
 
 MAX_STEPS = 4_000
 MAX_TEXT = 600  # characters of a line
@@ -43,7 +46,9 @@ class StepTimes:
 
     _usual: list[float] = field(default_factory=list)
     _slow: list[float] = field(default_factory=list)
+    _unknown: list[float] = field(default_factory=list)  # there may have been a recompilation
     _recompiled: bool = False  # since the last step
+    _whole: bool = False  # every line since the last step is known
     _last: tuple[int, str] = (0, "")
 
     def feed(self, text: str, number: int) -> None:
@@ -51,8 +56,11 @@ class StepTimes:
         if _RECOMPILED.search(text):
             self._recompiled = True
             return
+        if elision(text):
+            self._whole = False
+            return
         if (
-            len(self._usual) + len(self._slow) >= MAX_STEPS
+            len(self._usual) + len(self._slow) + len(self._unknown) >= MAX_STEPS
             or not _STEP.search(text)
             or not (time := _TIME.search(text))
         ):
@@ -61,17 +69,18 @@ class StepTimes:
         if self._recompiled:
             self._slow.append(seconds)
         else:
-            self._usual.append(seconds)
+            (self._usual if self._whole else self._unknown).append(seconds)
         if self._recompiled or not self._slow:
             self._last = number, text.strip()
-        self._recompiled = False
+        self._recompiled, self._whole = False, True
 
     @property
     def pace(self) -> StepPace | None:
         """None: no step time is known, or all of one kind."""
         usual, slow = self._usual, self._slow
         if not slow and self._recompiled:  # pasted below all steps
-            usual, slow = _parted(usual)
+            usual, slow = _parted([*self._unknown, *usual])
+        usual = usual or self._unknown
         if not slow or not usual:
             return None
         number, text = self._last
