@@ -63,12 +63,13 @@ def _trains(logs: JobLogs, bar: LogEvent) -> bool:
     return any(what not in event.text for event in counters)
 
 
-def _waiting(logs: JobLogs) -> set[Key | None]:
-    """Ranks that gave up waiting for another one; None: a rank that no line names."""
+def _waiting(logs: JobLogs) -> set[Key | int | None]:
+    """Ranks that gave up waiting for another one, by number where nothing else is known; None: no line names it."""
     kinds = (*TIMEOUTS, AWAITED, "barrier_of_store")
-    found: set[Key | None] = {key for key, _ in logs.of_ranks(*kinds)}
+    found: set[Key | int | None] = {key for key, _ in logs.of_ranks(*kinds)}
     found |= {key for key, event in logs.of_ranks("exception") if caused_by_peer(event)}
-    return found | {None for _, event in logs.unattributed if event.kind in kinds}
+    reporters = [number(event, "reporter") for _, event in logs.unattributed if event.kind in kinds]
+    return found | {None if rank is None else logs.keys.get(rank, rank) for rank in reporters}
 
 
 def _unfinished(logs: JobLogs) -> tuple[Key | None, LogEvent] | None:
@@ -81,7 +82,7 @@ def _unfinished(logs: JobLogs) -> tuple[Key | None, LogEvent] | None:
     return (key, last) if (number(last, "percent") or 0) < MAX_PERCENT else None
 
 
-def _rank(logs: JobLogs, key: Key | None, waiting: set[Key | None]) -> int | None:
+def _rank(logs: JobLogs, key: Key | None, waiting: set[Key | int | None]) -> int | None:
     """The rank at work: the one that drew the bar, that the others wait for, or the first one."""
     ranks = {known: rank for rank, known in logs.keys.items()}
     if key is not None:
