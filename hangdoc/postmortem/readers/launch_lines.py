@@ -9,7 +9,7 @@ heading. All names are those of torchrun.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hangdoc.evidence.logs import LogEvent, Logs
@@ -17,6 +17,7 @@ from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._host_names import is_host_name, prompt_of
 from hangdoc.postmortem.readers._pasted_text import text_lines
+from hangdoc.postmortem.readers._text_source import TextSource, text_source
 from hangdoc.redaction.text import redact_text
 
 KIND = "launch_setting"
@@ -103,10 +104,12 @@ class LaunchReader:
         return sum(1 for _, line in _commands(text.splitlines()) if _settings(line)) >= 2
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
+        text = text_source(source, context)
         found = _Owners()
-        for number, text in _commands(text_lines(source, context)):
-            found.feed(text, number)
-        yield from found.pieces(source.name)
+        for number, command in _commands(text_lines(text, context)):
+            found.feed(command, number)
+        host_of = text.addresses.host_of if isinstance(text, TextSource) else lambda address: None
+        yield from found.pieces(source.name, host_of)
 
 
 def _commands(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -161,19 +164,30 @@ class _Owners:
         for name, value in settings.items():
             known.values.setdefault(name, set()).add(value)
 
-    def pieces(self, source: str) -> Iterator[Piece]:
-        """One event for each owner; a setting with several values belongs to several jobs, and is left out."""
+    def pieces(self, source: str, host_of: Callable[[str], str | None]) -> Iterator[Piece]:
+        """One event for each owner; a setting with several values belongs to several jobs, and is left out.
+
+        `host_of`: the host of an address, as the text states it.
+        """
         if len(self._owners) < 2:
             return
         for (what, name), owner in self._owners.items():
             fields = {key: next(iter(values)) for key, values in owner.values.items() if len(values) == 1}
             fields |= {"owner": f"{what} {name}" if what != "host" else name}
-            fields |= {"address": owner.address} if owner.address else {}
+            address = owner.address or _own_address(name, fields, host_of)
+            fields |= {"address": address} if address else {}
             fields |= {"machine": "yes"} if what != "rank" and owner.machine else {}
             fields |= {"ambiguous": "yes"} if any(len(values) > 1 for values in owner.values.values()) else {}
             event = LogEvent(KIND, redact_text(owner.text.strip())[:400], source, owner.line, None, fields)
             rank = int(name) if what == "rank" else None
             yield Piece(ProcessRef(rank, name if what == "host" else None), "logs", Logs((event,)))
+
+
+def _own_address(owner: str, settings: Mapping[str, str], host_of: Callable[[str], str | None]) -> str | None:
+    """The address of the store, if it is known to be that of the owner."""
+    address = settings.get("master_addr") or settings.get("rdzv_endpoint", "").rpartition(":")[0]
+    host = host_of(address) if address else None
+    return address if host and host.partition(".")[0].lower() == owner.partition(".")[0].lower() else None
 
 
 def _heading(text: str) -> re.Match[str] | None:

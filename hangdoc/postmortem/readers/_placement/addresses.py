@@ -1,8 +1,8 @@
 """Which host has which address, as a text states it: messages name a peer by its IP, MAC, LID, GUID or GID.
 
 People add `arp says b8:59:9f:c0:11:5a is n31`, rows of /etc/hosts, `ip neigh`, `arp`, `getent`, `ibnetdiscover` or
-`sinfo`, or the output of `ip addr` and `ibstat` below a prompt of the host. An address of several hosts is an address
-of none.
+`sinfo`, or the output of `ip addr`, `hostname -I` and `ibstat` below a prompt. An address of several hosts is
+an address of none.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ _OWN = re.compile(  # an address of the host that prints it
     rf"|\bBootstrap ?: Using \S{{1,20}}:(?P<used>{_IPV4})<",
     re.IGNORECASE,
 )
+_ASKED = re.compile(r"\bhostname (?:-[Ii]|--(?:all-)?ip-addresse?s?)\s*$")
+_LISTED = re.compile(rf"\s{{0,8}}(?:{_IPV4})(?: {{1,4}}(?:{_IPV4}|[\da-f:]{{3,45}})){{0,15}}\s{{0,8}}", re.IGNORECASE)
 _PREFIX = re.compile(rf"\s{{0,4}}\[?({NAME})(?::\d{{1,9}}:\d{{1,9}} \[\d{{1,3}}\]|\]?: )")
 
 
@@ -109,6 +111,11 @@ class AddressBook:
             self._same[ip].add(mac)
             self._same[mac].add(ip)
 
+    def feed_own(self, text: str, host: str) -> None:
+        """A line of nothing but the addresses of the host that printed it."""
+        for address in text.split() if len(self._hosts) < MAX_ADDRESSES else ():
+            self._hosts[canonical(address)].setdefault(host.partition(".")[0].lower(), host)
+
     def host_of(self, address: str) -> str | None:
         """The only host with an address. None: not stated, or several."""
         at = canonical(address)
@@ -124,9 +131,13 @@ class AddressBook:
 
 def address_book(lines: Iterable[tuple[int, str]], content: bytes) -> AddressBook:
     """What the lines of a text state, each with its number, from 1."""
-    book, context = AddressBook(), HostContext(content)
+    book, context, asked = AddressBook(), HostContext(content), False
     for number, line in lines:
-        book.feed(line, context.at(number) if _OWN.search(line[:MAX_LINE]) else None)
+        if asked and _LISTED.fullmatch(line[:MAX_LINE]) and (host := context.at(number)):
+            book.feed_own(line, host)
+        else:
+            book.feed(line, context.at(number) if _OWN.search(line[:MAX_LINE]) else None)
+        asked = _ASKED.search(line[:MAX_LINE]) is not None
     return book
 
 

@@ -56,6 +56,19 @@ def test_the_addresses_below_a_prompt() -> None:
     assert host_of("lid 31", "gn31$ ibstat", "    Base lid: 31", "gn32$ ibstat", "    Base lid: 32") == "gn31"
 
 
+def test_the_addresses_that_a_host_lists() -> None:
+    lines = [
+        "--- gn31",
+        "$ hostname -I",
+        "10.4.0.31 172.17.0.1",
+        "10.4.0.99",
+        "--- gn32",
+        "$ hostname -I",
+        "172.17.0.1",
+    ]
+    assert [host_of(address, *lines) for address in ("10.4.0.31", "172.17.0.1", "10.4.0.9")] == ["gn31", None, None]
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [("0x506b4b0300abcdef", "fe80:0:0:0:506b:4b03:ab:cdef"), ("rlid 0x1f", "LID 31"), ("10.0.0.1", "::ffff:10.0.0.1")],
