@@ -11,12 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from hangdoc.analysis import Key
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, number
 from hangdoc.analysis.thresholds import AT_ONE_PLACE, COMPARABLE_RANKS, REPORTERS, SAME_PLACE
 from hangdoc.evidence.logs import LOST, LogEvent
 
 LENGTH = "length"  # unit of a number that is the length of a loop
 FAREWELL = "farewell"  # name of a line by which a rank ends its training
+EPOCH_END = "end of epoch"  # of a line by which it says that its loop over the batches is over
 _IN_COLLECTIVE = re.compile(  # a peer lost by gloo or NCCL, not by the store
     r"(?:gloo|pair\.cc).*by (?:remote )?peer|remote process exited|ncclRemoteError|exiting prematurely"
     r"|\bNCCL\b.*closed by"
@@ -56,6 +58,31 @@ def ranks_with_shorter_loops(logs: JobLogs, timed_out: bool) -> dict[int, str]:
         if (timed_out and few) or (2 * len(short) <= len(lengths) and _stand_at_the_end(counts, short)):
             return {rank: f"its loop has {lengths[rank]} iterations, that of its peers {longest}" for rank in short}
     return {}
+
+
+def ranks_past_their_loop(logs: JobLogs) -> dict[int, str]:
+    """Ranks that say that their loop is over, while as many or more still count in theirs, and the evidence.
+
+    The main process often says so for all: a line of rank 0 alone counts for nothing.
+    """
+    ranks = {key: rank for rank, key in logs.keys.items()}
+    newest = {key: event for key, event in logs.of_ranks("printed") if event.fields.get("name") == EPOCH_END}
+    counts: dict[Key, list[LogEvent]] = defaultdict(list)
+    for key, event in logs.of_ranks("progress"):
+        if event.fields.get("unit") != LENGTH:
+            counts[key].append(event)
+    over = {
+        ranks[key]: event
+        for key, event in newest.items()
+        if key in ranks and not any(one.source == event.source and one.line > event.line for one in counts[key])
+    }
+    counting = {ranks[key] for key, events in counts.items() if events and key in ranks} - over.keys()
+    if over.keys() <= {0} or len(over) > len(counting):
+        return {}
+    return {
+        rank: f"its loop is over, and those of {len(counting)} peers are not: {event.text}"[:400]
+        for rank, event in over.items()
+    }
 
 
 def _stand_at_the_end(counts: Mapping[int, LastCount], short: Collection[int]) -> bool:

@@ -27,6 +27,7 @@ from hangdoc.analysis.logs.counters import (
     last_counts,
     ranks_in_another_state,
     ranks_left_behind,
+    ranks_past_their_loop,
     ranks_that_left,
     ranks_that_skipped,
     ranks_with_other_length,
@@ -185,7 +186,7 @@ class LogsDetector(Detector[LogsFacts, LogsJob]):
             return dict.fromkeys(case.ranks, LogsFacts()), LogsJob()
         groups = failed_groups(logs)
         timed_out = any(True for _ in logs.all(*TIMEOUTS, "dump_signal", "dump_observed"))
-        shorter = ranks_with_shorter_loops(logs, timed_out)
+        shorter = ranks_with_shorter_loops(logs, timed_out) or (ranks_past_their_loop(logs) if timed_out else {})
         behind, left = _behind(groups, logs), shorter or _left_behind(groups, logs, timed_out)
         if not behind and not left:
             other = (

@@ -52,6 +52,7 @@ _DONE = re.compile(
 METRIC = "metric"  # begin of the names of results
 FINITE, NONFINITE = "finite", "nonfinite"  # begin of the names of losses and of norms of gradients
 FAREWELL = "farewell"  # name of a line by which a rank ends its training
+EPOCH_END = "end of epoch"  # name of a line by which a rank says that its loop over the batches is over
 MAX_FAREWELL = 300  # characters of a line in which it is looked for
 ALONE = "world size 1"  # name of a line by which a process says that it is the only one
 LENGTH = "length"  # unit of such a number
@@ -96,6 +97,14 @@ _FAREWELL = re.compile(
     r"|\bmax(?:imum)?[ _](?:number of )?(?:steps?|epochs?|iter(?:ation)?s?|time)(?:=\d{1,9})? (?:is |was )?reached\b"
     r"|(?:^|[,;.!] ?)(?:exiting|good ?bye|bye|quitting|all done)\W{0,3}$"
     r"|\b(?:exiting|exited) (?:normally|cleanly|with (?:code )?0)\b",
+    re.IGNORECASE,
+)
+_EPOCH_END = re.compile(
+    r"\b(?:end of|finished|completed|done with|finishing)(?: the)?(?: train(?:ing)?)? epoch\b"
+    r"|\bepoch\W{0,3}\d{1,6}(?: ?/ ?\d{1,6})?\W{0,3}(?:train(?:ing)? |loop )?(?:is |has )?"
+    r"(?:done|finished|completed?|ended|over)\b"
+    r"|\b(?:start(?:ing|s)?|begin(?:ning|s)?|running|entering)(?: the)? (?:validation|evaluation|eval|val)\b"
+    r"|\b(?:validation|evaluation|eval|CV)(?: epoch)?(?: is| has)? (?:start(?:s|ed|ing)?|beg[ia]ns?|begun)\b",
     re.IGNORECASE,
 )
 _NO_FAREWELL = re.compile(r"\b(?:not|never|no|if|until|before|will|would|when|set|use|enable)\b|\?", re.IGNORECASE)
@@ -285,6 +294,8 @@ def _printed(line: Line, number: int) -> Iterator[PrintedValue]:
         yield PrintedValue(ALONE, "", None, text, number, line.at, int(writer[1]) if writer else None)
     if (left := _FAREWELL.search(text[:MAX_FAREWELL])) and not _NO_FAREWELL.search(text[: left.start()]):
         yield PrintedValue(FAREWELL, "", None, text, number, line.at)
+    if (end := _EPOCH_END.search(text[:MAX_FAREWELL])) and not _NO_FAREWELL.search(text[: end.start()]):
+        yield PrintedValue(EPOCH_END, "", None, text, number, line.at)
     if match := _RESUMED.search(text):
         yield PrintedValue("checkpoint", match["value"].lower(), None, text, number, line.at)
     at = _step_in(text)
