@@ -67,6 +67,10 @@ def _differences(by_owner: Mapping[str, Settings]) -> Iterator[LaunchesJob]:
             odd = [owner for owner, value in values.items() if value != values[server]]
             yield LaunchesJob(_sides(name, values, odd), _suspects(odd), True)
             continue
+        if name == "master_port" and len(values) == 2 and (first := _first(by_owner)) in values:
+            odd = [owner for owner in values if owner != first]
+            yield LaunchesJob(_sides(name, values, odd), _suspects(odd), True)
+            continue
         if len(counts) == len(values) > 2:
             continue  # it differs everywhere: each has its own job
         usual, count = counts[0]
@@ -93,6 +97,13 @@ def _one_store(by_owner: Mapping[str, Settings]) -> bool:
     numbers = [one.get("node_rank") for one in by_owner.values()]
     local = any(not address or _LOCAL.match(address) for address in addresses)
     return len(addresses) == 1 and not local and None not in numbers and len(set(numbers)) == len(numbers)
+
+
+def _first(by_owner: Mapping[str, Settings]) -> str:
+    """Node 0, which opens the port that the others connect to (static rendezvous). Empty: not known."""
+    static = all(one.get("rdzv_backend", STATIC) == STATIC for one in by_owner.values())
+    first = [owner for owner, one in by_owner.items() if one.get("node_rank") == "0"]
+    return first[0] if static and len(first) == 1 and all("node_rank" in one for one in by_owner.values()) else ""
 
 
 def _server(by_owner: Mapping[str, Settings]) -> str:

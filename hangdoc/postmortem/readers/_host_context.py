@@ -42,12 +42,16 @@ _KERNEL_OF = re.compile(
     rf"[\s#*=-]{{0,6}}(?:on )?({NAME})(?: ?\([^()\n]{{1,60}}\))?[,:]? (?:has |'s )?"
     r"(?:dmesg|kernel(?: log| messages?)?|journal(?:ctl)?"
     r"|syslog)\b[^\n]{0,40}?[:=*#-]*\s*"
+    # `dmesg, trn-b:`, `nvidia-smi (gn7):`
+    rf"|[\s#*=-]{{0,6}}(?:dmesg|kernel log|journal(?:ctl)?|syslog|nvidia-smi|ibstat)(?:,| on| of| from)? "
+    rf"\(?(?P<behind>{NAME})\)? ?[:=*#-]+\s*"
 )
 _SAYS = r"(?: (?:has|had|shows|showed|says|gives|printed|logged)(?: (?:only )?(?:this|these|that))?)"
 _SENTENCE_END = re.compile(
     rf"(?:^|[\s,(])(?:on|from|of)(?: the)?(?: host| node| machine| server)? ({NAME}){_SAYS}?\)?\s?[:.]?\s*$"
     rf"|(?:^|[\s,(])({NAME}){_SAYS}\s?:\s*$"
 )
+_LETTERED = re.compile(r"[a-z][a-z0-9]{1,14}-[a-z]")
 _CUE = re.compile(  # of a sentence that announces what was found on a host
     r"\b(?:dmesg|kernel|journal(?:ctl)?|syslog|logs?|found|see|saw|machine|node|host|box|nvidia-smi|output|this"
     r"|here|only"
@@ -99,16 +103,21 @@ def _stated(text: str) -> tuple[bool, str | None]:
         return prompt.states_host, prompt.host
     if (found := _HEADING.fullmatch(text)) and is_host_name(found[1]) and (found["end"] or text.strip() != found[1]):
         return True, found[1]
-    if len(text) <= 160 and (found := _KERNEL_OF.fullmatch(text)) and is_host_name(found[1]):
-        return True, found[1]
+    if len(text) <= 160 and (found := _KERNEL_OF.fullmatch(text)) and _is_host(name := found[1] or found["behind"]):
+        return True, name
     if (
         len(text) <= 200
         and (found := _SENTENCE_END.search(text))
         and _CUE.search(text)
-        and is_host_name(name := found[1] or found[2])
+        and _is_host(name := found[1] or found[2])
     ):
         return True, name.rstrip(".")
     return False, None
+
+
+def _is_host(name: str) -> bool:
+    """True for a host where a kernel log is announced: there, `trn-b` is one, too."""
+    return is_host_name(name) or _LETTERED.fullmatch(name) is not None
 
 
 def host_in_front(raw: str, message: int) -> str | None:

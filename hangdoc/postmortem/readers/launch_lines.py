@@ -63,7 +63,7 @@ _ELSEWHERE = re.compile(rf"\b(?:ssh (?:-\w+ )*(?:[\w.-]{{1,32}}@)?|exec (?:-\w+ 
 _ADDRESS = r"(?:\d{1,3}\.){3}\d{1,3}"
 _HEADING = re.compile(
     rf"(?P<mark>\W{{0,8}})(?:(?:on|from|and) )?"
-    rf"(?:(?:the )?(?:node|machine|host|server|box|pod) ?#?(?P<ordinal>\d{{1,4}}|[A-Z])"
+    rf"(?:(?:the )?(?:node|machine|host|server|box|pod)(?: ?#| )(?P<ordinal>\d{{1,4}}|[A-Z])"
     rf"|(?:the )?(?:host|node|machine|server|pod|box) ?[:=]? ?(?P<host>{_NAME}|{_ADDRESS})"
     rf"|rank ?[:=]? ?(?P<rank>\d{{1,6}})|(?P<name>{_NAME}|{_ADDRESS}))"
     rf"(?:,? ?[(\[,@=-]{{0,2}} ?(?:[A-Za-z][\w.-]{{0,30}}[,:= ]{{1,2}}){{0,3}}(?P<address>{_ADDRESS})"

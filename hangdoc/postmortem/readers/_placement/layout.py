@@ -4,7 +4,7 @@ torchrun gives node k the ranks k*n to k*n+n-1 (`_assign_worker_ranks` in its ag
 DeepSpeed and `mpirun --map-by slot` do the same, and so do the start scripts of people (`node_order`). A host file
 lists `HOST slots=N` in the order of the ranks. DeepSpeed prints its mapping (deepspeed/launcher/launch.py):
 `global_rank_mapping=defaultdict(<class 'list'>, {'n11': [0, 1]})`, and gives each node the list of all of them
-(`--world_info`, launcher/runner.py).
+(`--world_info`, launcher/runner.py). On one node, CUDA_VISIBLE_DEVICES lists the GPUs in the order of the local ranks.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ _ON_LOOPBACK = re.compile(r"--master[_-]addr[= ](?:127\.0\.0\.1|localhost)\b")
 _MAPPED = re.compile(rf"'(?!localhost'|127\.)({NAME})': \[(\d{{1,6}}(?:, \d{{1,6}}){{0,63}})\]")
 _SLOTS = re.compile(rf"\W{{0,4}}({NAME})\s{{1,20}}slots ?= ?(\d{{1,4}})\s*(?:max_slots=\d{{1,4}})?\s*")
 _WORLD_INFO = re.compile(r"--world_info[= ]([A-Za-z0-9_=+/-]{8,12000})(?=\s|$)")  # base64 of JSON: host -> GPUs
+_VISIBLE = re.compile(
+    r"\b(?:CUDA|HIP|ROCR|ASCEND_RT|ZE)_(?:VISIBLE_DEVICES|AFFINITY_MASK)=[\"']?(\d{1,3}(?:,\d{1,3}){1,63})(?![\d,])"
+)
 _BY_SLOT = re.compile(r"\b(?:mpirun|mpiexec|orterun|deepspeed|horovodrun|hostfile)\b", re.IGNORECASE)
 _OTHER_ORDER = re.compile(
     r"--?map-by[ =]?(?:ppr:1:)?node|--?bynode|--?rankfile|--include|--exclude|cyclic", re.IGNORECASE
@@ -74,6 +77,7 @@ class JobLayout:
     _worlds: bool = False  # a command line of DeepSpeed's launcher was read
     _mapped: list[Seat] = field(default_factory=list)
     _slots: dict[str, int] = field(default_factory=dict)
+    _visible: set[tuple[int, ...]] = field(default_factory=set)  # lists of GPUs that a job may use
     _twice: bool = False  # a second list gives a host another place
     _in_order: bool = False
     _other: bool = False
@@ -101,6 +105,8 @@ class JobLayout:
         for found in _NODES.finditer(text):
             self._count_nodes(int(found[1] or found[2]))
         self.one_node = self.one_node or _ON_LOOPBACK.search(text) is not None
+        if len(self._visible) < 2 and (visible := _VISIBLE.search(text)):
+            self._visible.add(tuple(map(int, visible[1].split(","))))
         if slots := _SLOTS.fullmatch(text):
             name, count = slots[1].lower(), int(slots[2])
             self._twice = self._twice or name in self._slots
@@ -141,6 +147,10 @@ class JobLayout:
                 yield _block(host, first, count)
                 first += count
         size = self.per_node
+        for gpus in self._visible if len(self._visible) == 1 and not self.several_nodes else ():
+            used = gpus[:size]
+            if used != tuple(range(len(used))):  # else the numbers are the same anyway
+                yield Seat(tuple(range(len(used))), gpus=used)
         if size is not None and not self._other:
             for node, host in self._order.numbers().items():
                 if node < limits.MAX_RANKS // size:

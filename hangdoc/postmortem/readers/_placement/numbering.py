@@ -64,6 +64,13 @@ _OF_CODE = re.compile(  # `torch.cuda.set_device(local_rank)`, `cuda:{LOCAL_RANK
     r"|\brank ?= ?\d{1,4} ?\* ?node[ _]?(?:rank|idx|index|id)? ?\+ ?(?:gpu|device|local)",
     re.IGNORECASE,
 )
+# `nothing sets CUDA_VISIBLE_DEVICES`: the GPUs of a host are used in their order.
+_UNRESTRICTED = re.compile(
+    r"\b(?:nothing|nobody|no one|none) (?:sets|set|changes|uses|has) (?:CUDA|HIP|ROCR)_VISIBLE_DEVICES\b"
+    r"|\b(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES (?:is |are )?(?:unset|not set|empty|the default|nowhere)\b"
+    r"|\b(?:no|without|not set|don't set|unset) (?:CUDA|HIP|ROCR)_VISIBLE_DEVICES\b",
+    re.IGNORECASE,
+)
 _OF_POD = _statements(_POD)
 _OF_POD_CODE = re.compile(  # the number of a pod in its environment, as Kubernetes, Volcano and LeaderWorkerSet name it
     r"\bRANK\b[\"']?(?:, ?value)? ?[:=] ?[\"']?\$[({]{0,2}(?:\w{0,20}_)?(?:COMPLETION_INDEX|POD_INDEX|POD_ORDINAL"
@@ -86,6 +93,7 @@ class RankNumbering:
         if len(text) > MAX_LINE:
             return
         lowered = text.lower()
+        self._gpus = self._gpus or ("visible_devices" in lowered and _UNRESTRICTED.search(text) is not None)
         if any(word in lowered for word in _PLACES):
             self._one_host = self._one_host or _ONE_HOST.search(text) is not None
             self._several_hosts = self._several_hosts or _SEVERAL_HOSTS.search(text) is not None

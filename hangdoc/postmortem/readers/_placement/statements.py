@@ -8,6 +8,7 @@ ranks 8-15`, `node2 (ranks 16 to 23)`, `# Rank 1 Group 0 Pid 4752 on w2 device 0
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -88,6 +89,12 @@ class _Group:
         return tuple(token.kind for token in self.tokens)
 
 
+# Options of a launcher about how many nodes and ranks there are: they place none.
+_SIZES = re.compile(
+    r"(?<![\w-])--?n(?:um)?[_-]?(?:nodes|machines|proc(?:s|esses)?)(?:[_-]per[_-]\w{1,8})?[ =]\d{1,5}\b"
+)
+
+
 def may_state(text: str) -> bool:
     """True for a line that names a rank, a process or a node, and is no output of a rank."""
     return len(text) <= MAX_LINE and _ABOUT.search(text) is not None and not _OUTPUT.match(text)
@@ -104,6 +111,7 @@ def seats_in(text: str) -> Iterator[Seat]:
             numbers = (int(number),)
             yield Seat(() if local else numbers, pids=(int(pid),), locals=numbers if local else (), listed=True)
     else:
+        text = _SIZES.sub(";", text)
         yield from filter(None, (_seat(group, text) for group in _Line(text).groups()))
 
 
@@ -216,8 +224,11 @@ def believable(stated: Sequence[Seat], hosts: frozenset[str]) -> list[Seat]:
     return kept
 
 
+_COUNTED = re.compile(r"\d+|(?<=-)[a-z]$")
+
+
 def _series(names: Iterable[str]) -> frozenset[str]:
-    """The names that differ from another one only in their numbers: `a01`, `a02`."""
-    every = {name.lower() for name in names}
-    stems = [re.sub(r"\d+", "#", name) for name in every]
-    return frozenset(name for name in every if stems.count(re.sub(r"\d+", "#", name)) > 1)
+    """The names that differ from another one only in their numbers, or a last letter: `a01`, `a02`; `a-x`, `a-y`."""
+    stems = {name.lower(): _COUNTED.sub("#", name.lower()) for name in names}
+    counts = Counter(stems.values())
+    return frozenset(name for name, stem in stems.items() if counts[stem] > 1)

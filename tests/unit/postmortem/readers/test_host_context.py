@@ -14,6 +14,9 @@ HOSTS = {
     "this is what dmesg has on gn12:": "gn12",
     "---------------\ngn12\n---------------": "gn12",  # clush, dshbak
     "---------------\nSummary\n---------------": None,
+    "dmesg, gn12:": "gn12",
+    "dmesg (gx-b):": "gx-b",
+    "### gx-b": None,  # any word with a dash
     "### step12": None,
     "gn12": None,  # a word alone
     "trained on A100 for 3 days": None,

@@ -108,6 +108,7 @@ def test_pids(text: str, pids: dict[int, int]) -> None:
         ("hb21 holds ranks 0-7, hb22 holds ranks 8-15\n    torch.cuda.set_device(local_rank)", "6", 14),
         ("rank = 8 * node_rank + gpu, node rank 0 is hb21, node rank 1 is hb22", "6", 14),
         ("hb21 holds ranks 0-7, hb22 holds ranks 8-15", "6", None),  # which GPU a rank uses is open
+        ("hb21 holds ranks 0-7, hb22 holds ranks 8-15; nothing sets CUDA_VISIBLE_DEVICES", "6", 14),
         (
             "hb21 has rank 4, hb22 has ranks 6 and 7, one rank per GPU, in order",
             "1",
@@ -118,6 +119,24 @@ def test_pids(text: str, pids: dict[int, int]) -> None:
 )
 def test_gpus(text: str, gpu: str, rank: int | None) -> None:
     assert placement_of(text).rank_of_gpu("hb22", gpu) == rank
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "rank"),
+    [
+        ("CUDA_VISIBLE_DEVICES=4,6,5,7 torchrun --standalone --nproc_per_node=4 t.py", "6", 1),
+        ("export CUDA_VISIBLE_DEVICES=4,6,5,7\ntorchrun --nproc_per_node=2 t.py", "5", None),  # it is not used
+        ("CUDA_VISIBLE_DEVICES=4,5 python a.py\nCUDA_VISIBLE_DEVICES=6,7 python b.py", "6", None),  # two jobs
+        ("CUDA_VISIBLE_DEVICES=4,6,5,7 torchrun --nnodes 2 --nproc_per_node=4 t.py", "6", None),  # of which node?
+    ],
+)
+def test_visible_gpus_have_the_order_of_the_ranks(text: str, gpu: str, rank: int | None) -> None:
+    assert placement_of(text).rank_of_gpu(None, gpu) == rank
+
+
+def test_launch_options_place_no_rank() -> None:
+    text = "2 nodes, torchrun --nnodes 2 --nproc-per-node 4, tr-a is node_rank 0, tr-b is node_rank 1"
+    assert placement_of(text).hosts == dict.fromkeys(range(4), "tr-a") | dict.fromkeys(range(4, 8), "tr-b")
 
 
 @pytest.mark.parametrize(
