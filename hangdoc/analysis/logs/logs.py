@@ -49,6 +49,7 @@ from hangdoc.analysis.thresholds import FIRST_CALLS
 from hangdoc.evidence import limits
 from hangdoc.evidence.logs import LOST, TEARDOWN, LogEvent
 
+_NUMBERS = re.compile(r"\d+")
 FAULTS = re.compile(r"NODE[ _]?FAIL|BOOT[ _]FAIL", re.IGNORECASE)  # reasons of Slurm that nobody asked for
 MISFIT = "sizes"  # kind of error
 STALLED = "stalled_tensors"  # Horovod's stall inspector, where it does not show which rank is missing
@@ -136,6 +137,7 @@ class LogsJob:
     raised_kind: str | None = None  # as in LogsFacts.error_kind
     raised_site: str | None = None  # innermost user frame of that exception
     raised_line: str | None = None  # "file:line" of that exception in the log
+    raised_alike: bool = False  # every rank raised the same exception at the same place
     began: bool = False  # a counter shows that a rank trains
     misfit: str | None = None  # exception: sizes of the job, as it was launched, do not fit together
     misfit_site: str | None = None  # innermost user frame of that exception
@@ -210,7 +212,7 @@ class LogsDetector(Detector[LogsFacts, LogsJob]):
         )
         ended = failures(case, logs)
         facts = {key: _facts(case, key, job, ended.get(key)) for key in case.ranks}
-        return facts, _job_facts(job, any(failure.own for failure in ended.values()))
+        return facts, _job_facts(job, {key: failure.own for key, failure in ended.items() if failure.own})
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,15 +325,22 @@ def _gradless(events: Sequence[LogEvent]) -> str | None:
     return names[-1] if names else f"number {found[-1]}" if found else None
 
 
-def _job_facts(job: _Findings, ended: bool) -> LogsJob:
-    """`ended`: a rank is known to have failed by an exception of its own."""
+def _all_alike(logs: JobLogs, errors: Mapping[Key, LogEvent]) -> bool:
+    """True if every rank raised the same exception at the same place: numbers in it may differ."""
+    alike = {(_NUMBERS.sub("#", event.text), event.fields.get("site")) for event in errors.values()}
+    whole = errors.keys() == set(logs.keys.values()) and logs.size in (None, len(errors))
+    return whole and len(errors) > 1 and len(alike) == 1
+
+
+def _job_facts(job: _Findings, errors: Mapping[Key, LogEvent]) -> LogsJob:
+    """`errors`: the exceptions of their own by which ranks are known to have failed."""
     logs, hardware, rendezvous = job.logs, job.hardware, job.rendezvous
     absent = limits.absent_ranks(logs.size, logs.keys) if logs.size else ()
     if rendezvous.expected == logs.size and len(absent) > (rendezvous.expected or 0) - (rendezvous.joined or 0):
         absent = ()  # fewer are missing than have no log here
     host_errors = {**hardware.port_hosts, **hardware.gpu_hosts}
     unseen = [(mismatch, rank) for mismatch in job.mismatches for rank in mismatch.outliers if rank not in logs.keys]
-    raised = unattributed_failure(logs) if not ended else None
+    raised = unattributed_failure(logs) if not errors else None
     # Who ended by itself closed its connections as it should.
     gone = None if ranks_that_left(logs, fewest=1) else lost_peers(logs)
     lost = lost_connections(logs)
@@ -374,6 +383,7 @@ def _job_facts(job: _Findings, ended: bool) -> LogsJob:
         raised_kind=error_kind(raised),
         raised_site=raised.fields.get("site") if raised else None,
         raised_line=f"{raised.source}:{raised.line}" if raised else None,
+        raised_alike=_all_alike(logs, errors),
         began=any(True for _ in logs.all("progress")),
         misfit=misfit.text if misfit else None,
         misfit_site=misfit.fields.get("site") if misfit else None,

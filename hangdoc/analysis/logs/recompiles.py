@@ -50,9 +50,10 @@ class RecompilesDetector(Detector[RecompilesFacts, RecompilesJob]):
         again = {key: events[-1].text for key, events in by_rank.items() if _again(events)}
         once = {key for key, events in by_rank.items() if _late(events)}  # the text may show few of its lines
         unowned = [event for _, event in logs.unattributed if event.kind == KIND]
-        if not again and not _again(unowned):
+        every = [*unowned, *(event for events in by_rank.values() for event in events)]
+        if not again and not _again(every):
             return nothing, RecompilesJob()
-        line = next(iter(again.values()), unowned[-1].text if unowned else None)
+        line = next(iter(again.values()), every[-1].text)
         usual, slow = _pace(logs)
         found = RecompilesJob(True, not again or once >= set(logs.keys.values()), line, slow, usual)
         return nothing | {key: RecompilesFacts(True, text) for key, text in again.items()}, found

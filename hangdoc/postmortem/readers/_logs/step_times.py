@@ -16,7 +16,7 @@ from hangdoc.postmortem.readers._elided import elision
 MAX_STEPS = 4_000
 MAX_TEXT = 600  # characters of a line
 # Where the times alone tell short steps from long ones: so many of each, and so much longer.
-LEAST_STEPS, LEAST_RATIO = 2, 10.0
+LEAST_SHORT, LEAST_LONG, LEAST_RATIO = 1, 2, 10.0
 _RECOMPILED = re.compile(r"\bRecompiling function \S|\bhit config\.(?:recompile|cache_size)_limit\b")
 _STEP = re.compile(
     r"\b(?:step|iter(?:ation)?|batch|it)s?\b[\s:=#\[]{1,4}\d{1,9}|\d{1,3}%\||^\W{0,4}\d{1,9} ?/ ?\d{1,9}\b",
@@ -77,10 +77,12 @@ class StepTimes:
     @property
     def pace(self) -> StepPace | None:
         """None: no step time is known, or all of one kind."""
-        usual, slow = self._usual, self._slow
-        if not slow and self._recompiled:  # pasted below all steps
-            usual, slow = _parted([*self._unknown, *usual])
-        usual = usual or self._unknown
+        usual, slow = self._usual or self._unknown, self._slow
+        apart = self._recompiled and not slow  # pasted below all steps
+        if slow and usual and median(slow) < median(usual):
+            apart = True
+        if apart:
+            usual, slow = _parted([*self._unknown, *self._usual, *self._slow])
         if not slow or not usual:
             return None
         number, text = self._last
@@ -90,7 +92,7 @@ class StepTimes:
 def _parted(times: list[float]) -> tuple[list[float], list[float]]:
     """Short and long steps, if there are several of both and nothing in between; else all are short."""
     ordered = sorted(times)
-    for at in range(LEAST_STEPS, len(ordered) - LEAST_STEPS + 1):
+    for at in range(LEAST_SHORT, len(ordered) - LEAST_LONG + 1):
         if ordered[at] >= LEAST_RATIO * ordered[at - 1]:
             return ordered[:at], ordered[at:]
     return ordered, []
