@@ -55,6 +55,7 @@ class DivergenceFacts:
     size_here: float | None = None  # its value on this rank
     size_other: float | None = None  # its value on the reference side
     same_operation: bool | None = None  # it waits in the same operation as the reference
+    beside_gpu: bool | None = None  # the reference waits for the GPU: what for is not seen
     same_site: bool | None = None  # it is at the same line of user code as the reference
     inner: str | None = None  # its innermost library frame, if its line of user code is also on another side's path
 
@@ -286,6 +287,7 @@ def _facts(
         size_here=length.here if length else None,
         size_other=length.there if length else None,
         same_operation=stack[key].op == stack[first].op and bool(stack[key].waits),
+        beside_gpu=stack[first].on_gpu,
         same_site=_at_one_site(stack[key], stack[first], relation, own),
         inner=inner,
     )

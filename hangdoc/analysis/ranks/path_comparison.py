@@ -54,6 +54,7 @@ class Relation:
 
 def relate(a: Steps, b: Steps) -> Relation:
     """How `a` relates to `b` (see `Relation`)."""
+    a, b = _from_common_root(a, b)
     depth = _divergence_depth(a, b)
     if depth is None:
         return Relation("same") if _lines(a) == _lines(b) else _by_rank_below(Relation("apart"), a, b)
@@ -323,6 +324,22 @@ def _under_way(inside: tuple[Step, Loop]) -> bool:
     return any(count is not None and count >= 2 for count in counts)
 
 
+def _from_common_root(a: Steps, b: Steps) -> tuple[Steps, Steps]:
+    """Both paths from their first common function on: the outermost frames of a pasted stack may be cut off."""
+    if a and b and not _is_one_function(a[0], b[0]):
+        for depth, step in enumerate(b):
+            if _is_one_function(a[0], step):
+                return a, b[depth:]
+        for depth, step in enumerate(a):
+            if _is_one_function(b[0], step):
+                return a[depth:], b
+    return a, b
+
+
+def _is_one_function(own: Step, peer: Step) -> bool:
+    return (own.file, own.function) == (peer.file, peer.function)
+
+
 def _lines(path: Steps) -> list[tuple[str, str, int]]:
     return [(step.file, step.function, step.line) for step in path]
 
@@ -331,7 +348,7 @@ def _divergence_depth(a: Steps, b: Steps) -> int | None:
     """Depth of the deepest common function before the lines differ; None if nothing differs or nothing is common."""
     common: int | None = None
     for depth, (own, peer) in enumerate(zip(a, b, strict=False)):
-        if (own.file, own.function) != (peer.file, peer.function):
+        if not _is_one_function(own, peer):
             return common
         common = depth
         if own.line != peer.line:

@@ -30,6 +30,7 @@ _MAY_LAUNCH = frozenset({"compute", "idle", "unknown"})
 _BLOCKED = frozenset({"input", "checkpoint", "compile", "teardown", "idle"})
 # FSDP, and the stages of ZeRO, reduce-scatter gradients and gather parameters, in forward and in backward.
 SHARDED = re.compile(r"torch/distributed/(_composable/)?fsdp/|(^|/)deepspeed/runtime/zero/")
+_READ = re.compile(r"\b([A-Za-z_]\w*)\.(?:item|tolist|cpu|numpy)\(")  # copies a tensor from the GPU
 PRESUMED_GPU = "C code, probably for the GPU"
 _MAY_TRANSFER = frozenset({None, "wait", "wait for a send or receive", "sends and receives of a pipeline stage"})
 
@@ -68,7 +69,7 @@ class StackAnalysis(Analysis[StackFacts, None]):
     def derive(self, case: Case) -> tuple[dict[Key, StackFacts], None]:
         facts = _with_native_phases({key: rank_facts(case, key) for key in case.ranks}, case)
         facts = _with_sharded_backward(facts, case)
-        return _with_presumed_gpu(_with_transfers(facts, case), case), None
+        return _with_presumed_gpu(_with_transfers(_with_reduced(facts, case), case), case), None
 
 
 def _with_native_phases(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
@@ -113,6 +114,17 @@ def _with_transfers(facts: dict[Key, StackFacts], case: Case) -> dict[Key, Stack
         if pending and (thread := judged_thread(case, key)) and (waited := awaited(thread, pending)):
             ops = {"isend" if one.sends else "irecv" for one in waited}
             facts[key] = replace(own, phase="p2p", op=" or ".join(sorted(ops)), waits=True)
+    return facts
+
+
+def _with_reduced(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
+    """A rank that copies a tensor from the GPU which it gave to a collective before waits for that collective."""
+    for key, own in facts.items():
+        if own.on_gpu and own.waits and (thread := judged_thread(case, key)) and (user := thread.path.user):
+            hands = user.place.hands if user.place else ()
+            read = {found[1] for found in _READ.finditer(own.text or "")}
+            if op := next((one.op for one in hands if one.name in read and one.line < user.line), None):
+                facts[key] = replace(own, phase="collective", op=op, on_gpu=False)
     return facts
 
 

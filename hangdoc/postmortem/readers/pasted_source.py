@@ -22,6 +22,7 @@ MAX_EXCERPTS = 64
 MAX_ROWS = 1000  # of an excerpt
 MAX_ROW = 500  # characters
 MAX_NUMBER = 200_000
+MAX_GAP = 40  # lines that an excerpt leaves out
 MAX_FRAME_LINES = 48
 MAX_ABOVE = 3  # lines between the name of a file and its source
 
@@ -105,8 +106,33 @@ class _Run:
 
 def _excerpts(source: TextSource) -> list[SourceExcerpt]:
     """The excerpts in a text."""
-    found = [run.excerpt() for run in _runs(source) if run.counts][:MAX_EXCERPTS]
+    found = [run.excerpt() for run in _joined(_runs(source)) if run.counts][:MAX_EXCERPTS]
     return [*found, *_frame_lines(source.head_text), *_told_lines(source.head_text)]
+
+
+def _joined(runs: Iterable[_Run]) -> list[_Run]:
+    """The runs, each with the statements behind a gap (`...`) that are no excerpt by themselves."""
+    found: list[_Run] = []
+    for run in runs:
+        if not any(row.strip(" .") for row in run.rows):
+            continue
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and not run.counts
+            and last.counts
+            and last.numbered
+            and run.numbered
+            and run.file in (None, last.file)
+            and run.code == len(run.rows)
+            and 0 < run.numbers[0] - last.numbers[-1] <= MAX_GAP
+        ):
+            last.rows += run.rows
+            last.numbers += run.numbers
+            last.code += run.code
+        else:
+            found.append(run)
+    return found
 
 
 def _frame_lines(text: str) -> Iterator[SourceExcerpt]:

@@ -78,6 +78,12 @@ def test_relation(
     assert (found.loop.first if found.loop else None) == loop
 
 
+def test_outermost_frames_may_be_cut_off(module: ParsedSource) -> None:
+    own, peer = call_path(module, (TRAIN, 15)), call_path(module, MAIN, (TRAIN, 9))
+    assert relate(own, peer).kind == "left_loop"
+    assert relate(peer, own).kind == "in_loop"
+
+
 def test_without_source_nothing_is_claimed() -> None:
     here = [Step("main", "job.py", 20)]
     there = [Step("main", "job.py", 19)]

@@ -38,6 +38,12 @@ def test_lines_with_numbers(text: str, tmp_path: Path) -> None:
     assert [row.strip() for row in found.rows] == ["p = infer(x)", "if rank == 0:", "p = gather(p)"]
 
 
+def test_lines_with_a_gap(tmp_path: Path) -> None:
+    text = "loop.py:\n131  if bad(x):\n132      return skip()\n...\n139  x.backward()\n141  clip(x)\n"
+    (found,) = excerpts(text, tmp_path)
+    assert found.numbers == (131, 132, 139, 141)
+
+
 def test_lines_without_numbers(tmp_path: Path) -> None:
     (found,) = excerpts("the code:\n\nfor x in it:\n    y = f(x)\n    dist.barrier()\n\nit hangs there\n", tmp_path)
     assert (found.file, found.numbers) == (None, None)
