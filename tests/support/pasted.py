@@ -34,6 +34,7 @@ GROUPS = (
     "ninth",
     "tenth",
     "eleventh",
+    "twelfth",
 )
 CLASSES = (
     "collective_wait",
