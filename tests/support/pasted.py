@@ -35,6 +35,7 @@ GROUPS = (
     "tenth",
     "eleventh",
     "twelfth",
+    "thirteenth",
 )
 CLASSES = (
     "collective_wait",

@@ -86,6 +86,13 @@ _ALIKE = re.compile(
     r"(?: (?:as|to) (?:rank )?(?P<as>\d{1,6}))?\W{0,4}",
     re.IGNORECASE,
 )
+# The other way round: `... (same for 1 3 4 6 7)`, `[same from ranks 4-7]`.
+_SAME_FOR = re.compile(
+    r"\W{0,8}(?:and )?(?:the )?(?:exact(?:ly)? )?same (?:lines? |error |message |output )?(?:for|on|from|in|with|of)"
+    r" (?:the )?(?:other )?(?:ranks? )?"
+    r"(\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to| ) ?\d{1,6}){0,64})\W{0,4}",
+    re.IGNORECASE,
+)
 MAX_ALIKE = 512  # ranks in such a line
 MAX_BEHIND = 4  # lines between
 MAX_CONTAINERS = 64  # rows before and after one
@@ -486,8 +493,12 @@ def _alike(matched: MatchedLine, rank: int, style: PrefixStyle) -> Sequence[int]
     """The ranks that print the same line, as the text says behind it."""
     last = True  # the line is the last one above
     for text in matched.after(MAX_BEHIND):
-        if found := _ALIKE.fullmatch(text) or _ALIKE.fullmatch(parse(text, style).text):
+        plain = parse(text, style).text
+        if found := _SAME_FOR.fullmatch(text) or _SAME_FOR.fullmatch(plain):
+            meant = last
+        elif found := _ALIKE.fullmatch(text) or _ALIKE.fullmatch(plain):
             meant = int(found["as"]) == rank if found["as"] else last
+        if found:
             return [one for one in listed_numbers(found[1], MAX_ALIKE) if one != rank] if meant else ()
         last = last and "Watchdog caught" not in text
     return ()

@@ -56,6 +56,12 @@ _EACH = re.compile(
     r"[ =:#_]{0,2}(\d{1,6})(?!\w|\.\d)",
     re.IGNORECASE,
 )
+# A line of a log that has both: `cn-08 pid=104233 START world=6 rank=5`.
+_BETWEEN = r"(?:[\s,;|]{1,4}(?:[A-Z]{2,12}|\w{1,20}[=:][^\s,;|]{1,40})){0,6}[\s,;|]{1,4}"
+_KEYED = re.compile(
+    rf"(?<![\w.])(?:pid[=:] ?(\d{{2,9}}){_BETWEEN}rank[=:] ?(\d{{1,6}})"
+    rf"|rank[=:] ?(\d{{1,6}}){_BETWEEN}pid[=:] ?(\d{{2,9}}))(?![\w.])"
+)
 _ASKED = re.compile(r"[^.;]{0,60}\?")
 _NOT_NOW = re.compile(
     r"\b(?:not|isn't|was|were|used to|moved|formerly|yesterday|old|if|should|maybe|probably|unsure)\b|\?"
@@ -106,6 +112,9 @@ def seats_in(text: str) -> Iterator[Seat]:
         yield noted
     elif listed := PID_FIRST.fullmatch(text):
         yield Seat((int(listed[2]),), pids=(int(listed[1]),), listed=True)
+    elif len(keyed := list(_KEYED.finditer(text))) == 1:
+        pid, rank, rank_first, pid_last = keyed[0].groups()
+        yield Seat((int(rank or rank_first),), pids=(int(pid or pid_last),))
     elif len(each := _EACH.findall(text)) > 1:
         for pid, local, number in each:
             numbers = (int(number),)

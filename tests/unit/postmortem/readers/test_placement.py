@@ -88,6 +88,9 @@ def test_hosts(text: str, hosts: dict[int, str]) -> None:
         ("4120 is LOCAL_RANK 0, 4133 LOCAL_RANK 1.", {4120: 0, 4133: 1}),
         ("4120 is rank 4 and 4133 is rank 5", {4120: 4, 4133: 5}),
         ("[rank3]:V1125 10:12:51.402000 20418 torch/_dynamo/guards.py:2813] [0/31]", {20418: 3}),
+        ("08:00:12 cn-08 pid=104233 START world=6 rank=5", {104233: 5}),
+        ("rank=5 host=cn-08 pid=104233", {104233: 5}),
+        ("pid=104233 waits for rank=5", {}),
         ("71820 RANK=0", {}),  # may be any number
         ("Process 70112: python train.py --ranks 8", {}),
         ("rank 1 exited, pid 771 is the launcher", {}),
