@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -106,6 +107,8 @@ class IncidentLog:
         self._about: dict[str, _About] = {}
         self._newest: dict[str, tuple[Sequence[Snapshot], float]] = {}  # history of each job, and its time
         self._passed: dict[str, float] = {}  # longest suspicion of each job that passed (s)
+        self._unsaved: dict[str, IncidentRecord] = {}  # by id: records that a full disk did not take
+        self._saved_s = 0.0  # when they were last tried (monotonic)
 
     def incident(self, job: str) -> IncidentRecord | None:
         """The incident of a job that goes on and was reported."""
@@ -118,6 +121,8 @@ class IncidentLog:
         The first suspicion puts the history on disk before it returns.
         """
         self._newest[job] = shots, at
+        if self._unsaved and at - self._saved_s >= RETRY_S:
+            self._save_again(at)
         if job not in self._about:
             self._about[job] = _about(shots)
         if job in self._left:
@@ -215,6 +220,7 @@ class IncidentLog:
 
     def close(self) -> None:
         """Leave every incident as it is, for another hangdoc to continue."""
+        self._save_again(0.0)
         for job, current in list(self._current.items()):
             newest = self._newest.get(job)
             if not current.reported and newest and newest[1] > current.suspected_s:
@@ -346,8 +352,22 @@ class IncidentLog:
             return ()
 
     def _save(self, current: _Current) -> None:
-        if current.stored:
-            self._guarded(lambda store: store.update(current.record, merged), "update an incident")
+        record = current.record
+        if current.stored and not self._guarded(lambda store: store.update(record, merged), "update an incident"):
+            self._unsaved[record.id] = record
+        else:
+            self._unsaved.pop(record.id, None)
+
+    def _save_again(self, at: float) -> None:
+        """Save what a full disk did not take; an incident that was removed to make room is gone."""
+        self._saved_s = at
+        for record in list(self._unsaved.values()):
+            if (
+                self.store is None
+                or not self.store.path(record.id).is_dir()
+                or self._guarded(partial(IncidentStore.update, record=record, merge=merged), "update an incident")
+            ):
+                del self._unsaved[record.id]
 
     def _guarded(self, work: Callable[[IncidentStore], object], what: str) -> bool:
         """Work on the store; a full disk costs the oldest incidents. False: it failed, which is reported once."""

@@ -280,6 +280,28 @@ def test_an_incident_is_stored_once_the_disk_has_room(tmp_path: Path, monkeypatc
     assert len(on_disk(kept, id)) == len(shots) + 1
 
 
+def test_the_end_of_an_incident_is_stored_once_the_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, write, full = Kept(tmp_path), os.write, False
+
+    def written(descriptor: int, data: Any) -> int:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    id = kept.report()
+    monkeypatch.setattr(os, "write", written)
+    full = True
+    kept.log.recovered(job())
+    assert kept.store.load(id).ended is None
+    full = False
+    shots = rounds()
+    kept.show([*shots, replace(shots[-1], at_s=shots[-1].at_s + RETRY_S)])
+    assert kept.store.load(id).ended is not None
+    assert kept.told == ["opened", "closed"]
+
+
 def test_the_limits_hold_while_it_runs(tmp_path: Path) -> None:
     kept = Kept(tmp_path, Limits(number=2))
     for number in range(5):
