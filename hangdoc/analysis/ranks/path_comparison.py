@@ -190,11 +190,11 @@ def _rank_test_in(inside: Steps, loop: Loop, outside: Step) -> Branch | None:
 
 def _within_loop(step: Step, loop: Loop) -> Step:
     """A step with only those conditions that are in the body of a loop."""
-    assert step.place is not None
-    kept = tuple(
-        [tuple([b for b in found if b.line > loop.first]) for found in (step.place.branches, step.place.guards)]
-    )
-    place = msgspec.structs.replace(step.place, branches=kept[0], guards=kept[1])
+    place = step.place
+    assert place is not None
+    branches = tuple([branch for branch in place.branches if branch.line > loop.first])
+    guards = tuple([branch for branch in place.guards if branch.line > loop.first])
+    place = msgspec.structs.replace(place, branches=branches, guards=guards)
     return Step(step.function, step.file, step.line, place, step.variables)
 
 

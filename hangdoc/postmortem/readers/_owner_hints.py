@@ -86,7 +86,8 @@ _LISTED = re.compile(
 # A line that a loop over PIDs printed: `71822 RANK=2`, `71822: rank 2`.
 PID_FIRST = re.compile(
     r"\s{0,8}(\d{3,9})[\s:=,>-]{1,8}(?:[A-Z_]{1,40}=\S{1,40}\s{1,4}){0,8}"
-    r"(?:RANK=|SLURM_PROCID=|(?:global )?rank[ =:]{0,2})(\d{1,6})(?!\d)(?:\s{1,4}[A-Z_]{1,40}=\S{1,60}){0,8}\s*"
+    r"(?:RANK=|SLURM_PROCID=|(?:global )?rank[ =:]{0,2})(\d{1,6})(?!\d)(?:\s{1,4}[A-Z_]{1,40}=\S{1,60}){0,8}"
+    r"(?:\s{1,4}[A-Z][a-z+<]{0,3})?\s*"  # its state, as in ps
 )
 
 _ENVIRON = re.compile(r"/proc/(?:(\d{1,9})|[^\s/]{1,40})/environ\b")
