@@ -34,8 +34,9 @@ class MutexFacts:
     """Locks of one rank. None: not seen."""
 
     stuck: bool | None = None  # its main thread waits for a lock, or a thread, that is deadlocked
-    # ring: threads wait for each other; itself: a thread acquires twice; nobody: no holder; asleep: it waits for an
-    # event, a queue or a result, and every thread that could provide it waits as well
+    # ring: threads wait for each other; itself: a thread acquires twice; queue: the holder waits for the very thread
+    # that waits for its lock, as in `queue.put`; nobody: no holder; asleep: it waits for an event, a queue or a result,
+    # and every thread that could provide it waits as well
     how: str | None = None
     lock: str | None = None  # the lock's name in the source: "self.lock"; None: no lock
     reentrant: bool | None = None  # it is a reentrant lock (RLock)
@@ -133,7 +134,7 @@ class Threads:
         self.waits = {wait.tid: wait for wait in self.locks.waits if wait.tid in self.parked}
 
     def dead(self) -> Iterator[tuple[int, str]]:
-        """Deadlocked threads, and how: ring, itself or nobody."""
+        """Deadlocked threads, and how: ring, itself, queue or nobody."""
         for tid in self.waits:
             path, owner = [tid], self.owner(tid)
             while owner in self.waits and owner not in path:
@@ -141,8 +142,15 @@ class Threads:
                 owner = self.owner(owner)
             if owner in path:
                 yield tid, "itself" if self.owner(tid) == tid else "ring"
+            elif owner and self._awaits_waiting(owner):
+                yield tid, "queue"
             elif self._unowned(path[-1], owner):
                 yield tid, "nobody"
+
+    def _awaits_waiting(self, tid: int) -> bool:
+        """A thread that holds a lock waits for another thread, as in `queue.put`, and all others wait for locks."""
+        own = next((stack for stack in self.stacks.threads if stack.tid == tid), None)
+        return own is not None and waits_for_thread(own) and self.unreleasable(tid, self.waits)
 
     def owner(self, tid: int) -> int | None:
         """Holder of the lock that a thread waits for. 0: a thread that has exited; None: unknown."""

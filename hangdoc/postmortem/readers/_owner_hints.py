@@ -99,6 +99,10 @@ _SAME = re.compile(
     r"(\d{1,6})\b(?!\.\d)",
     re.IGNORECASE,
 )
+# Processes of the list, as a heading: `5511, 5512, 5513 look all as this:`, `and 5514:`.
+_PIDS_ABOVE = re.compile(
+    r"\s{0,8}(?:and |pids? ){0,2}(\d{3,9}(?:(?:, ?(?:and )?| and | & | )\d{3,9}){0,64})\b[^\d\n]{0,40}:\s*"
+)
 _NOTE = re.compile(  # behind ranks: `(all the same)`
     r"\s?[(\[](?=[^()\[\]\n]{0,50}\b(?:same|identical|alike|all|both|each|stuck|hung|hanging|waiting|fine)\b)"
     r"(?![^()\[\]\n]*\d)[^()\[\]\n]{1,60}[)\]](?=[\s:*_`-]*$)",
@@ -200,6 +204,8 @@ class OwnerHints:
         if listed := PID_FIRST.fullmatch(text):
             self._list(int(listed[1]), int(listed[2]))
             return
+        if self.listed and (above := _PIDS_ABOVE.fullmatch(text)) and self._observe_pids(above[1]):
+            return
         if self._environ is not None and (own := _OF_ENVIRON.fullmatch(text)):
             if self._environ >= 0:
                 self._list(self._environ, int(own[1]))
@@ -271,6 +277,18 @@ class OwnerHints:
         ranks_first = max(one for one, _ in pairs) < min(other for _, other in pairs)
         if len(self.listed) < MAX_COMPANIONS:
             self.listed |= {pid: rank for rank, pid in (pairs if ranks_first else [(b, a) for a, b in pairs])}
+
+    def _observe_pids(self, numbers: str) -> bool:
+        """A heading of processes whose ranks are known: the dump below is that of all of them."""
+        ranks = [self.listed.get(int(pid)) for pid in re.findall(r"\d{3,9}", numbers)]
+        known = [rank for rank in ranks if rank is not None]
+        if len(known) < len(ranks):
+            return False
+        self.rank, self.pid, self.local, self.updated, self._since = known[0], None, None, True, 0
+        self.companions.pop(known[0], None)
+        if others := tuple(known[1:MAX_COMPANIONS]):
+            self.companions[known[0]] = others
+        return True
 
     def _list(self, pid: int, rank: int) -> None:
         if len(self.listed) < MAX_COMPANIONS:
