@@ -220,8 +220,17 @@ def _early_exit(loop: Loop, outside: Steps, inside: Steps) -> str | None:
         return None
     if any(uniform(name, step, own) is False for name in bounds):
         return None
+    if own is not None and _ran_out(loop, own):
+        return None
     tests = (*loop.exits, *ends)
     return next((test for test in tests if " None" not in test and not _equal(test, step, own)), None)
+
+
+def _ran_out(loop: Loop, variables: Mapping[str, Variable]) -> bool:
+    """True if a counted loop was not left before its last iteration: its counter has reached the end of its range."""
+    counts = [variables[name].number for name in loop.counters if name in targets(loop.header) and name in variables]
+    ends = [variables[name].number for name in names(loop.header.partition(" in ")[2]) if name in variables]
+    return any(at is not None and at + 1 == end for at in counts for end in ends)
 
 
 def _end_of_while(loop: Loop, step: Step) -> tuple[str, ...]:

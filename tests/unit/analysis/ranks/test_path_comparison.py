@@ -229,6 +229,8 @@ def test_a_rank_past_a_loop_is_compared_by_the_loops_around_both(
         ({"bad": 3, "epochs": 9}, {"bad": 0, "epochs": 9}, "bad > 2"),
         ({"bad": 0, "epochs": 9}, {"bad": 0, "epochs": 9}, None),  # equal on both: it parted nobody
         ({"bad": 3, "epochs": 4}, {"bad": 0, "epochs": 9}, None),  # it had fewer epochs to run
+        ({"bad": 3, "epochs": 9, "epoch": 8}, {"bad": 0, "epochs": 9, "epoch": 2}, None),  # it has run all
+        ({"bad": 3, "epochs": 9, "epoch": 5}, {"bad": 0, "epochs": 9, "epoch": 5}, "bad > 2"),
         ({}, {}, "bad > 2"),
     ],
 )
