@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -353,7 +352,7 @@ class IncidentLog:
 
     def _save(self, current: _Current) -> None:
         record = current.record
-        if current.stored and not self._guarded(lambda store: store.update(record, merged), "update an incident"):
+        if current.stored and not self._update(record):
             self._unsaved[record.id] = record
         else:
             self._unsaved.pop(record.id, None)
@@ -362,12 +361,11 @@ class IncidentLog:
         """Save what a full disk did not take; an incident that was removed to make room is gone."""
         self._saved_s = at
         for record in list(self._unsaved.values()):
-            if (
-                self.store is None
-                or not self.store.path(record.id).is_dir()
-                or self._guarded(partial(IncidentStore.update, record=record, merge=merged), "update an incident")
-            ):
+            if self.store is None or not self.store.path(record.id).is_dir() or self._update(record):
                 del self._unsaved[record.id]
+
+    def _update(self, record: IncidentRecord) -> bool:
+        return self._guarded(lambda store: store.update(record, merged), "update an incident")
 
     def _guarded(self, work: Callable[[IncidentStore], object], what: str) -> bool:
         """Work on the store; a full disk costs the oldest incidents. False: it failed, which is reported once."""

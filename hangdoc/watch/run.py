@@ -45,11 +45,13 @@ def watch_once(options: WatchOptions, say: Callable[[str], None]) -> tuple[Verdi
         started = time.monotonic()
         # The ranks are looked at while the playbooks load, which takes seconds of a host whose cores are all in use.
         loading = stack.enter_context(ThreadPoolExecutor(1)).submit(load_judge, options.playbooks, say)
+        searched_s = 0.0
         undecided, verdicts = {job: Once(job, say) for job in session.jobs}, dict[str, Verdict]()
         while undecided:
             session.wait(min(options.interval_s, ONCE_INTERVAL_S))
-            if any(policy.lacking for policy in undecided.values()):
+            if time.monotonic() - searched_s >= WAIT_S and any(policy.lacking for policy in undecided.values()):
                 session.rediscover()
+                searched_s = time.monotonic()
             session.look()
             if not loading.done():
                 continue

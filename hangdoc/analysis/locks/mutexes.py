@@ -148,7 +148,7 @@ class Threads:
                 yield tid, "nobody"
 
     def _awaits_waiting(self, tid: int) -> bool:
-        """A thread that holds a lock waits for another thread, as in `queue.put`, and all others wait for locks."""
+        """True if this holder of a lock waits for another thread, as in `queue.put`, and no other thread can run."""
         own = next((stack for stack in self.stacks.threads if stack.tid == tid), None)
         return own is not None and waits_for_thread(own) and self.unreleasable(tid, self.waits)
 

@@ -61,9 +61,9 @@ def ranks_with_shorter_loops(logs: JobLogs, timed_out: bool) -> dict[int, str]:
 
 
 def ranks_past_their_loop(logs: JobLogs) -> dict[int, str]:
-    """Ranks that say that their loop is over, while as many or more still count in theirs, and the evidence.
+    """Ranks that logged the end of their epoch while at least as many still log steps, and the evidence.
 
-    The main process often says so for all: a line of rank 0 alone counts for nothing.
+    Rank 0 often logs for the whole job, so its line alone proves nothing.
     """
     ranks = {key: rank for rank, key in logs.keys.items()}
     newest = {key: event for key, event in logs.of_ranks("printed") if event.fields.get("name") == EPOCH_END}
@@ -80,7 +80,7 @@ def ranks_past_their_loop(logs: JobLogs) -> dict[int, str]:
     if over.keys() <= {0} or len(over) > len(counting):
         return {}
     return {
-        rank: f"its loop is over, and those of {len(counting)} peers are not: {event.text}"[:400]
+        rank: f"it logged the end of its epoch, and {len(counting)} other ranks did not: {event.text}"[:400]
         for rank, event in over.items()
     }
 

@@ -67,7 +67,7 @@ def _differences(by_owner: Mapping[str, Settings]) -> Iterator[LaunchesJob]:
             odd = [owner for owner, value in values.items() if value != values[server]]
             yield LaunchesJob(_sides(name, values, odd), _suspects(odd), True)
             continue
-        if name == "master_port" and len(values) == 2 and (first := _first(by_owner)) in values:
+        if name == "master_port" and len(values) == 2 and (first := _store_host(by_owner)) in values:
             odd = [owner for owner in values if owner != first]
             yield LaunchesJob(_sides(name, values, odd), _suspects(odd), True)
             continue
@@ -99,20 +99,25 @@ def _one_store(by_owner: Mapping[str, Settings]) -> bool:
     return len(addresses) == 1 and not local and None not in numbers and len(set(numbers)) == len(numbers)
 
 
-def _first(by_owner: Mapping[str, Settings]) -> str:
+def _store_host(by_owner: Mapping[str, Settings]) -> str:
     """Node 0, which opens the port that the others connect to (static rendezvous). Empty: not known."""
     static = all(one.get("rdzv_backend", STATIC) == STATIC for one in by_owner.values())
+    return _node_0(by_owner) if static and all("node_rank" in one for one in by_owner.values()) else ""
+
+
+def _node_0(by_owner: Mapping[str, Settings]) -> str:
+    """The only launch with node_rank 0. Empty: none, or several."""
     first = [owner for owner, one in by_owner.items() if one.get("node_rank") == "0"]
-    return first[0] if static and len(first) == 1 and all("node_rank" in one for one in by_owner.values()) else ""
+    return first[0] if len(first) == 1 else ""
 
 
 def _server(by_owner: Mapping[str, Settings]) -> str:
     """The host that serves the store: it alone is number 0 of several, and the address is its own. Empty: not known."""
     numbers = Counter(one["node_rank"] for one in by_owner.values() if "node_rank" in one)
-    first = [owner for owner, one in by_owner.items() if one.get("node_rank") == "0"]
-    if len(numbers) < 2 or max(numbers.values()) > 1 or len(first) != 1:
+    first = _node_0(by_owner)
+    if len(numbers) < 2 or max(numbers.values()) > 1 or not first:
         return ""
-    return first[0] if _serves(first[0], by_owner[first[0]]) else ""
+    return first if _serves(first, by_owner[first]) else ""
 
 
 def _serves(owner: str, settings: Settings) -> bool:

@@ -18,7 +18,7 @@ from hangdoc.evidence import Branch, Loop, Place, Variable
 
 COUNTED = re.compile(r"\bin\s+(?:\w+\.)?t?range\(")
 WHILE = re.compile(r"while (.+):$")
-# Operations of torch.distributed that ranks often call in different arms of one condition.
+# Operations of torch.distributed that ranks often call from different arms of one `if`.
 EACH_IN_ITS_WAY = re.compile(r"(i?send|i?recv|gather|scatter)(_object(_list)?)?|batch_isend_irecv")
 COUNTS_DOWN = re.compile(r"\breversed\(|range\([^()]*,\s*-\d")
 
@@ -148,8 +148,8 @@ def _by_laps(found: Relation, a: Steps, b: Steps) -> Relation:
     """Correct `left_loop` and `in_loop` by the loops around both ranks; `a` and `b` from the function of the split on.
 
     A rank past a nested loop has left it earlier than its peers, unless they are an iteration ahead in the loops around
-    both, or only this rank may enter the call in which it waits: then they went on without that call. In the same way
-    a rank may be in the loop only because it waits in a call that its peers did not make.
+    both, or only this rank may enter the call in which it waits: then they went on without that call. The same holds
+    for a rank inside the loop: it may still be there only because its peers skipped the call it waits in.
     """
     outside, inside = (a, b) if found.kind == "left_loop" else (b, a)
     lead = 0.0  # iterations by which the rank past the loop is ahead
@@ -170,10 +170,10 @@ def _by_laps(found: Relation, a: Steps, b: Steps) -> Relation:
 
 
 def _rank_test_in(inside: Steps, loop: Loop, outside: Step) -> Branch | None:
-    """The condition by rank, within a loop, around the call in which a rank waits.
+    """The test of the rank, inside a loop, that guards the call a rank waits in.
 
-    It parted no rank where all make that call, each in its own way: a send and its receive, a gather and its root. Nor
-    does it if the ranks past the loop have made fewer iterations.
+    None if the test proves nothing: every rank may make the call from an arm of its own (a send and its receive, a
+    gather and its root), or the ranks past the loop ran fewer iterations.
     """
     depth = next((depth for depth, step in enumerate(inside) if step.place and loop in step.place.loops), None)
     if depth is None or any(

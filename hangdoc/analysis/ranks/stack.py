@@ -118,7 +118,7 @@ def _with_transfers(facts: dict[Key, StackFacts], case: Case) -> dict[Key, Stack
 
 
 def _with_reduced(facts: dict[Key, StackFacts], case: Case) -> dict[Key, StackFacts]:
-    """A rank that copies a tensor from the GPU which it gave to a collective before waits for that collective."""
+    """A rank that reads a GPU tensor it has just passed to a collective waits for that collective."""
     for key, own in facts.items():
         if own.on_gpu and own.waits and (thread := judged_thread(case, key)) and (user := thread.path.user):
             hands = user.place.hands if user.place else ()

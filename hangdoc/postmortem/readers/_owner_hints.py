@@ -284,10 +284,8 @@ class OwnerHints:
         known = [rank for rank in ranks if rank is not None]
         if len(known) < len(ranks):
             return False
-        self.rank, self.pid, self.local, self.updated, self._since = known[0], None, None, True, 0
-        self.companions.pop(known[0], None)
-        if others := tuple(known[1:MAX_COMPANIONS]):
-            self.companions[known[0]] = others
+        self._announce(tuple(known))
+        self._since = 0
         return True
 
     def _list(self, pid: int, rank: int) -> None:

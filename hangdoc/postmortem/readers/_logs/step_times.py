@@ -78,10 +78,8 @@ class StepTimes:
     def pace(self) -> StepPace | None:
         """None: no step time is known, or all of one kind."""
         usual, slow = self._usual or self._unknown, self._slow
-        apart = self._recompiled and not slow  # pasted below all steps
-        if slow and usual and median(slow) < median(usual):
-            apart = True
-        if apart:
+        apart = median(slow) < median(usual) if slow and usual else self._recompiled and not slow
+        if apart:  # the recompilations were pasted above or below the steps, so the times alone tell
             usual, slow = _parted([*self._unknown, *self._usual, *self._slow])
         if not slow or not usual:
             return None

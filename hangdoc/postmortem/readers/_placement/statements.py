@@ -95,7 +95,7 @@ class _Group:
         return tuple(token.kind for token in self.tokens)
 
 
-# Options of a launcher about how many nodes and ranks there are: they place none.
+# Launcher options for the number of nodes and processes: they say nothing about where a rank runs.
 _SIZES = re.compile(
     r"(?<![\w-])--?n(?:um)?[_-]?(?:nodes|machines|proc(?:s|esses)?)(?:[_-]per[_-]\w{1,8})?[ =]\d{1,5}\b"
 )
