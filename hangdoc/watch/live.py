@@ -272,7 +272,7 @@ class Live:
             return
         window_s = facts.job.progress.window_s or 0.0
         if self.session.at_s - watched.resumed_s > window_s:
-            watched.rhythm_s = max(watched.rhythm_s, _longest_pause(facts))
+            watched.rhythm_s = max(watched.rhythm_s, _longest_pause(facts, watched))
         if window_s < WINDOW_S:
             return
         period_s = facts.job.progress.period_s
@@ -393,9 +393,14 @@ def _moves(facts: Facts) -> bool:
     return bool(facts.job.network.moving) or any(rank.stall.still is False for rank in facts.ranks)
 
 
-def _longest_pause(facts: Facts) -> float:
-    """The job's own rhythm: every rank paused for at least this long and went on."""
+def _longest_pause(facts: Facts, watched: WatchedJob) -> float:
+    """The job's own rhythm: every rank paused for at least this long and went on.
+
+    A rank that is on the same line in each look may have made steps between them; bytes between ranks tell.
+    """
     pauses = [rank.progress.pause_s for rank in facts.ranks if rank.progress.pause_s is not None]
+    if facts.job.network.idle_s is not None:
+        pauses.append(watched.silence_s)
     return min(pauses, default=0.0)
 
 

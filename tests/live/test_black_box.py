@@ -27,7 +27,7 @@ def test_the_evidence_outlives(how: str, after_s: float, outcome: str | None, tm
     met(torch())
     left = crash(how, after_s, tmp_path)
     (incident,) = left.incidents
-    assert left.on_disk == [CAUSE], left.stderr
+    assert left.on_disk == [CAUSE], (left.stderr, left.reported, left.events, left.incidents)
     assert left.live in ([CAUSE], []), left.events  # the death of a rank is no second verdict
     assert (incident.outcome.kind if incident.outcome else None) == outcome, incident
     assert left.live == [CAUSE] or how == "hangdoc"

@@ -39,11 +39,13 @@ class Look:
     end: str = "finished"  # how it ended
     cause: str = ""  # confidence in a cause of what is wrong with it
     stopped: bool | None = None  # for more than a moment; None: it is not stopped
+    pause_s: float | None = None  # it was on the same line for so long, and went on
 
     def facts(self) -> Any:
         stall = SimpleNamespace(stalled=self.stalled, seconds=self.seconds, settled=self.settled, idle=self.idle)
         stall.progressed, stall.internal = self.progressed, self.internal
-        progress = SimpleNamespace(window_s=30.0, period_s=self.step_s, pause_s=None, standing_s=self.standing_s)
+        progress = SimpleNamespace(window_s=30.0, period_s=self.step_s, standing_s=self.standing_s)
+        progress.pause_s = self.pause_s
         progress.wait_share, progress.completed = 0.5, not self.stalled if self.completed is None else self.completed
         exits = SimpleNamespace(fault=False, fault_s=None, well=not self.alive)
         rank = SimpleNamespace(
@@ -174,6 +176,15 @@ def idle(*seconds: float) -> list[Look]:
         (
             [Look(), Look("stalled", True, 12.0, stopped=False), Look("stalled", True, 15.0, stopped=True)],
             ["healthy", "stall", "verdict stalled"],
+        ),
+        ([*[Look()] * 4, Look(pause_s=8.0), Look("stalled", True, 12.0)], ["healthy"]),  # twice the usual pause
+        (  # on the same line in each look, but it made steps between them
+            [*[Look()] * 4, Look(pause_s=8.0, silent_s=0.1), Look("stalled", True, 12.0)],
+            ["healthy", "stall", "verdict stalled"],
+        ),
+        (
+            [*[Look()] * 4, Look(silent_s=8.0), *[Look(pause_s=8.0, silent_s=0.1)] * 2, Look("stalled", True, 12.0)],
+            ["healthy"],
         ),
         ([Look(), Look("stalled", True, 7.0)], ["healthy"]),  # what a rank is idle for may still come
         ([Look(), Look("stalled", True, 5.0, dead_links=1)], ["healthy", "stall", "verdict stalled"]),  # no mere pause
