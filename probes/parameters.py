@@ -17,6 +17,7 @@ from hashlib import blake2b
 from hangdoc.evidence import Stacks, Target, Unseen
 from hangdoc.evidence.parameters import Parameter, Parameters, Value
 from hangdoc.introspect import models
+from hangdoc.introspect.elf import images
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.models import Found, evenly
 from hangdoc.introspect.module_globals import Place, Places, Process, script_objects
@@ -36,6 +37,7 @@ _ROOTS = 256  # variables
 # A first look may come before the model is wrapped, and a job may go on to another model: it is searched again after
 # so many looks. Until one is found, each of the first looks searches.
 _SEARCHES, _SEARCH_AGAIN, _EARLY = frozenset({1, 3, 7}), 20, 12
+_LIBRARY = "/libtorch"
 _MODEL_CODE = "/torch/nn/modules/module.py"  # from here inwards, variables name parts of a model
 _DIGEST = 6  # bytes
 
@@ -46,7 +48,8 @@ _Gradients = list[dict[str, str]]  # digests by name of the parameter, oldest fi
 class _Known:
     """What is known of one process."""
 
-    looks: int = 0
+    torch: bool = False  # it is loaded, or that cannot be seen
+    looks: int = 0  # since then
     readable: bool = False  # its interpreter was found
     found: Found = field(default_factory=Found)
     chosen: Mapping[str, int] = field(default_factory=dict)  # parameters to read: objects by name
@@ -109,6 +112,12 @@ class ParametersProbe:
     def _find(self, process: Process, memory: Memory, stacks: object) -> _Known:
         """The parameters of one process, searched when it is due. Raises Unreadable."""
         known = self._known.setdefault(process, _Known())
+        if not known.torch:
+            mapped = images(memory.pid)
+            known.torch = not mapped or any(_LIBRARY in image.path for image in mapped)
+            known.readable = not known.torch
+        if not known.torch:
+            return known  # it has no models, yet
         early = known.looks < _EARLY and not known.found.parameters and not known.found.late
         due = early or known.looks in _SEARCHES or known.looks % _SEARCH_AGAIN == 0
         known.looks += 1

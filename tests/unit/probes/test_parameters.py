@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from hangdoc.evidence.parameters import Parameter, Parameters, Value
-from hangdoc.introspect import tensors
+from hangdoc.introspect import models, tensors
 from probes import Observation, Request, Tier, parameters
 from probes.parameters import SAMPLE, ParametersProbe
 from probes.stacks import StacksProbe
@@ -93,8 +93,16 @@ def test_gradients_are_found_again_after_they_were_dropped() -> None:
     assert len({found.gradient, *found.gradients} - {""}) == 2  # the two that it makes, again and again
 
 
-def test_a_process_without_a_model() -> None:
+def test_a_process_without_torch_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search costs up to a third of a second, and each of the first looks would do it."""
+    monkeypatch.setattr(models, "search", None)
     with started("-c", "import time; print(1, flush=True); model = [1]; time.sleep(99)") as program:
+        assert read(program) == Parameters()
+
+
+def test_a_process_without_a_model() -> None:
+    requirements.met(requirements.torch())
+    with started("-c", "import time, torch; print(1, flush=True); model = [1]; time.sleep(99)") as program:
         assert read(program) == Parameters()
 
 
