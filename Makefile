@@ -22,7 +22,8 @@ KILLS ?= 1000
 BENCHMARK = $(BIN)/python -m tests.benchmarks.publish $(if $(WRITE),--write $(WRITE))
 TESTED := compiled $(VENV)/system.stamp
 PYTEST := $(BIN)/python -m pytest
-SIDE_BY_SIDE := --numprocesses 2 --dist worksteal
+# Three for two cores: many tests wait, for a process that starts or for a limit that passes.
+SIDE_BY_SIDE := --numprocesses 3 --dist worksteal
 
 .PHONY: demo test test-live frameworks hostile slow kills soak matrix calm bench black-box post-mortem pasted fuzz lint lowest docs clean compiled
 
@@ -38,9 +39,8 @@ else
 	$(PYTEST) tests/live -m 'selection and quiet'
 endif
 
-# Three at a time: one of them is the soak, which is idle for the most part.
 test-live: $(TESTED)  ## every other live job: reproducers, healthy jobs, ssh, Slurm, networks, hostile targets, a soak
-	$(PYTEST) tests/live --numprocesses 3 --dist worksteal -m 'not (selection or quiet or frameworks)'
+	$(PYTEST) tests/live $(SIDE_BY_SIDE) -m 'not (selection or quiet or frameworks)'
 	$(PYTEST) tests/live -m 'quiet and not (selection or frameworks)'
 
 frameworks: $(FRAMEWORKS)/installed.stamp  ## jobs of real frameworks, and the score; JOB='name or name', KEEP=1 records, OUT=wrong verdicts
@@ -93,7 +93,7 @@ docs: $(VENV)/docs.stamp  ## the documentation as a site, in site/
 
 # What needs torch is skipped here; make test runs it, and fails where it cannot.
 lowest: $(LOWEST)/lowest.stamp  ## the unit tests without torch, with the lowest allowed version of each dependency
-	env -u HANGDOC_NO_SKIP $(LOWEST)/bin/python -m pytest -n 2 --dist worksteal tests/unit
+	env -u HANGDOC_NO_SKIP $(LOWEST)/bin/python -m pytest $(SIDE_BY_SIDE) tests/unit
 
 clean:  ## remove what was installed, built and cached
 	rm -rf $(VENV) $(LOWEST) $(FRAMEWORKS) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
