@@ -171,7 +171,7 @@ def main() -> int:
         watched: Watch = by_watch
         if given.daemon:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            daemon = stack.enter_context(daemons.daemon(folder, labels=("reproducer.py", daemons.LABEL)))()
+            daemon = stack.enter_context(daemons.daemon(folder, labels=["reproducer.py"]))()
             watched = partial(by_daemon, daemon)
         for job in (job for job in jobs if job.status == "stalled"):
             for _ in range(given.runs):

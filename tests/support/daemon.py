@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import secrets
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -20,8 +22,6 @@ from tests.benchmarks import short_jobs
 from tests.support.cli import HANGDOC
 from tests.support.paths import ROOT
 from tests.support.polling import until
-
-LABEL = short_jobs.SCRIPT.name  # of the jobs of `job`
 
 
 class Receiver:
@@ -100,10 +100,14 @@ class Daemon:
 
 @contextmanager
 def daemon(
-    folder: Path, config: str = "", environment: Mapping[str, str] | None = None, labels: Sequence[str] = (LABEL,)
+    folder: Path, config: str = "", environment: Mapping[str, str] | None = None, labels: Sequence[str] = ()
 ) -> Iterator[Callable[[], Daemon]]:
-    """A function that starts a daemon on `folder`; it watches jobs with these labels. Ends those that still run."""
-    (folder / "hangdoc.toml").write_text(f"[jobs]\nlabels = {json.dumps(list(labels))}\n{config}")
+    """A function that starts a daemon on `folder`; it watches the jobs of `job(folder)`, and those with these labels.
+
+    Ends the daemons that still run.
+    """
+    watched = json.dumps([script(folder).name, *labels])
+    (folder / "hangdoc.toml").write_text(f"[jobs]\nlabels = {watched}\n{config}")
     started: list[Daemon] = []
 
     def start() -> Daemon:
@@ -118,12 +122,21 @@ def daemon(
             one.process.wait()
 
 
+def script(folder: Path) -> Path:
+    """What the ranks of `job(folder)` run, under a name of its own: the daemons of other tests do not watch them."""
+    known = next(folder.glob("short_*.py"), None)
+    if known is None:
+        known = folder / f"short_{secrets.token_hex(4)}.py"
+        shutil.copy(short_jobs.SCRIPT, known)
+    return known
+
+
 @contextmanager
 def job(folder: Path, ranks: int = 2, **environment: str) -> Iterator[short_jobs.Job]:
     """A healthy job that makes steps, until the body ends; its name is in `name`."""
     for _ in range(20):
         try:
-            found = short_jobs.started(folder, random.randrange(1, 10_000), ranks, environment=environment)
+            found = short_jobs.started(folder, random.randrange(1, 10_000), ranks, script(folder), environment)
             break
         except OSError:  # the port is taken
             continue

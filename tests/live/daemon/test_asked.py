@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import pytest
 from hangdoc.evidence import Target
 from hangdoc.fleet import protocol
 from tests.support.cli import HANGDOC
-from tests.support.daemon import daemon, job
+from tests.support.daemon import daemon, job, script
 from tests.support.other_user import STRANGER, as_stranger
 from tests.support.paths import ROOT
 from tests.support.polling import until
@@ -35,7 +36,8 @@ import json, sys
 from pathlib import Path
 from tests.benchmarks import short_jobs
 import random
-job = short_jobs.started(Path(sys.argv[1]), random.randrange(1, 10_000), 2)
+script = Path(sys.argv[1])
+job = short_jobs.started(script.parent, random.randrange(1, 10_000), 2, script)
 print(json.dumps([job.name, *(rank.pid for rank in job.ranks)]), flush=True)
 sys.stdin.read()
 for rank in job.ranks:
@@ -44,12 +46,13 @@ for rank in job.ranks:
 
 
 @contextmanager
-def job_of_stranger() -> Iterator[tuple[str, list[int]]]:
-    """A job of two ranks of STRANGER: its name and the PIDs."""
+def job_of_stranger(script: Path) -> Iterator[tuple[str, list[int]]]:
+    """A job of two ranks of STRANGER, who runs a copy of this script: its name and the PIDs."""
     with tempfile.TemporaryDirectory(prefix="stranger", dir="/tmp") as folder:
         os.chown(folder, STRANGER, STRANGER)
+        own = shutil.copy(script, folder)
         process = subprocess.Popen(
-            [*as_stranger(), sys.executable, "-c", START, folder], cwd=ROOT,
+            [*as_stranger(), sys.executable, "-c", START, own], cwd=ROOT,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "HOME": folder},
         )  # fmt: skip
         try:
@@ -81,7 +84,11 @@ def test_a_user_without_rights_gets_a_verdict_on_own_jobs_only(tmp_path: Path) -
         os.chmod(folder, 0o755)
         path = f"{folder}/hangdoc.sock"
         config = f'[metrics]\nport = 0\n[daemon]\nsocket = "{path}"\n'
-        with job(tmp_path) as roots, job_of_stranger() as (name, pids), daemon(tmp_path, config) as start:
+        with (
+            job(tmp_path) as roots,
+            job_of_stranger(script(tmp_path)) as (name, pids),
+            daemon(tmp_path, config) as start,
+        ):
             code, found, err = verdicts(path)
             assert (code, found) == (3, []), "without a daemon, nothing is seen"
             running = start()

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from hangdoc.system.netns import call_inside
-from tests.support.daemon import LABEL, Receiver
+from tests.benchmarks.short_jobs import SCRIPT
+from tests.support.daemon import Receiver
 from tests.support.other_user import STRANGER
 from tests.support.paths import ROOT
 from tests.support.polling import until
@@ -58,7 +59,7 @@ def install(box: Container, url: str) -> None:
 
 def configure(box: Container, url: str, keep_days: int) -> None:
     (box.root / "etc/hangdoc/hangdoc.toml").write_text(
-        f'[jobs]\nlabels = ["{LABEL}"]\n[alerts.webhook]\nurl = "{url}"\n[incidents]\nkeep_days = {keep_days}\n'
+        f'[jobs]\nlabels = ["{SCRIPT.name}"]\n[alerts.webhook]\nurl = "{url}"\n[incidents]\nkeep_days = {keep_days}\n'
     )
 
 
