@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hangdoc import __version__
 from hangdoc.errors import HangdocError
@@ -31,6 +31,7 @@ from hangdoc.evidence import Snapshot
 from hangdoc.recording import codec, verdict_json
 from hangdoc.system import input_limits
 from hangdoc.system.private_files import create, open_folder, sync_folder, write_all
+from hangdoc.system.zstd_reader import ZstdReader
 from hangdoc.verdict import Verdict
 
 SCHEMA = "hangdoc.recording/1"
@@ -47,7 +48,6 @@ RETRY_S = 30.0  # pause after a failed write
 MAX_LINE = 64 * 2**20  # bytes; a longer line counts as damage
 MAX_PROBLEMS = 20  # reported per file
 _CHUNK = 2**18  # bytes unpacked at a time
-_PIECE = 2**7  # bytes of a damaged file unpacked at a time
 _HEADER = 64 * 2**10  # bytes of a header
 _MAGIC = b"\x28\xb5\x2f\xfd"
 
@@ -396,32 +396,16 @@ def _unpacked(path: Path, cuts: list[str]) -> Iterator[bytes]:
             while chunk := file.read(_CHUNK):
                 yield chunk
             return
-        from zstandard import ZstdDecompressor, ZstdError
+        from zstandard import ZstdError
 
         total, most = 0, input_limits.most_streamed(os.fstat(file.fileno()).st_size)
-        unpacker = ZstdDecompressor(max_window_size=2**27)
+        reader = ZstdReader(file)
         try:
-            with unpacker.stream_reader(file, read_size=_CHUNK, read_across_frames=True, closefd=False) as stream:
-                while chunk := stream.read(_CHUNK):
-                    total += len(chunk)
-                    if total > most:
-                        cuts.append(f"unpacks to more than {most >> 20} MiB, too much for its size; read up to there")
-                        return
-                    yield chunk
+            while chunk := reader.read1(_CHUNK):
+                total += len(chunk)
+                if total > most:
+                    cuts.append(f"unpacks to more than {most >> 20} MiB, too much for its size; read up to there")
+                    return
+                yield chunk
         except ZstdError as error:
             cuts.append(f"damaged: {error}; read up to there")
-            file.seek(0)
-            yield from _before_damage(file, unpacker, total)
-
-
-def _before_damage(file: IO[bytes], unpacker: Any, skip: int) -> Iterator[bytes]:
-    """The content before the damage, after `skip` bytes; the damaged piece is lost as a whole."""
-    from zstandard import ZstdError
-
-    packed = unpacker.decompressobj(read_across_frames=True)
-    with suppress(ZstdError):
-        while piece := file.read(_PIECE):
-            chunk = packed.decompress(piece)
-            if len(chunk) > skip:
-                yield chunk[skip:]
-            skip = max(0, skip - len(chunk))

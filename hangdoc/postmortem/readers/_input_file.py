@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hangdoc.system import input_limits
+from hangdoc.system.zstd_reader import ZstdReader
 
 HEAD_BYTES = 64 * 2**10  # bytes from which a reader recognises a file
 MAX_FILES = 200_000
@@ -77,10 +78,7 @@ class Source:
                 with gzip.GzipFile(fileobj=file) as unpacked:
                     yield _SalvagingReader(_DecompressedStream(unpacked, file), _CHUNK)
             elif magic == _ZSTD:
-                from zstandard import ZstdDecompressor
-
-                with ZstdDecompressor(max_window_size=2**27).stream_reader(file, read_across_frames=True) as packed:
-                    yield _SalvagingReader(_DecompressedStream(packed, file), _CHUNK)
+                yield _SalvagingReader(_DecompressedStream(ZstdReader(file), file), _CHUNK)
             else:
                 yield file
 
