@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest
 # Three for two cores: many tests wait, for a process that starts or for a limit that passes.
 SIDE_BY_SIDE := --numprocesses 3 --dist worksteal
 
-.PHONY: demo test test-live frameworks hostile slow kills soak matrix calm bench black-box post-mortem pasted fuzz lint lowest docs clean compiled
+.PHONY: demo test test-live live-jobs live-soak frameworks hostile slow kills soak matrix calm bench black-box post-mortem pasted fuzz lint lowest docs clean compiled
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
@@ -40,8 +40,14 @@ else
 endif
 
 test-live: $(TESTED)  ## every other live job: reproducers, healthy jobs, ssh, Slurm, networks, hostile targets, a soak
-	$(PYTEST) tests/live $(SIDE_BY_SIDE) -m 'not (selection or quiet or frameworks)'
+	$(MAKE) --no-print-directory --jobs 2 live-jobs live-soak
+
+live-jobs: $(TESTED)
+	$(PYTEST) tests/live $(SIDE_BY_SIDE) -m 'not (selection or quiet or soak or frameworks)'
 	$(PYTEST) tests/live -m 'quiet and not (selection or frameworks)'
+
+live-soak: $(TESTED)  # needs a quarter of a core for 20 minutes
+	$(PYTEST) tests/live -m soak
 
 frameworks: $(FRAMEWORKS)/installed.stamp  ## jobs of real frameworks, and the score; JOB='name or name', KEEP=1 records, OUT=wrong verdicts
 	$(if $(KEEP),KEEP=1) $(if $(OUT),OUT=$(OUT)) $(FRAMEWORKS)/bin/python -m pytest tests/live/frameworks --numprocesses 0 \
