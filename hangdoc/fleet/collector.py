@@ -37,6 +37,8 @@ class Host:
     name: str
     decoder: Decoder
     asked: int | None = None  # ID of the open command
+    answered: int = 0  # ID of the last command that it answered
+    overheard: int = 0  # ID of the newest command for other hosts that share its input: it answers these, too
     sent_s: float | None = None  # when it was sent; None: not yet
     patience_s: float = 0.0  # time allowed for its answer
     started: bool = False
@@ -269,6 +271,10 @@ class Fleet:
             if asked:
                 self._until_s = time.monotonic() + self._patience_s
                 self.agents.send(asked[0].name, protocol.line(command))
+                if self.agents.shares(asked[0].name):
+                    for host in self._hosts.values():
+                        if host.asked != command.id and host.ended_s is None and self.agents.shares(host.name):
+                            host.overheard = command.id
 
     def _awaited(self) -> bool:
         return bool(self._to_ask) or self._round in self._open.values()
@@ -345,11 +351,13 @@ class Fleet:
             return
         if text.startswith(b'{"to"'):
             answer = protocol.parse(text, protocol.Answer)
-            if answer.to != host.asked:
+            if answer.to != host.asked and not host.answered < answer.to <= host.overheard:
                 raise ValueError("an answer without a question")
             host.shot, host.news = host.decoder.snapshot(host.name, answer), True
-            host.free()
-            self._open.pop(host.name, None)
+            host.answered = answer.to
+            if answer.to == host.asked:
+                host.free()
+                self._open.pop(host.name, None)
             host.about = {
                 rank.target: (one.process or f"{host.boot} {host.name} {rank.target.pid}", one.near)
                 for rank, one in zip(host.shot.ranks, answer.ranks, strict=True)

@@ -5,23 +5,29 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.evidence import Snapshot
-from hangdoc.fleet.clush import AgentPool
+from hangdoc.fleet import collector, protocol
+from hangdoc.fleet.clush import AgentEvent, AgentPool
 from hangdoc.fleet.collector import Fleet
+from hangdoc.fleet.encoder import Encoder
 from hangdoc.fleet.transports import Transport
+from hangdoc.recording import recorder
 from hangdoc.watch.session import Session
 from probes import Tier
 from tests.support.judge import judge
-from tests.support.paths import PROGRAMS, ROOT
+from tests.support.paths import PLAYBOOKS, PROGRAMS, ROOT
 
 PROGRAM = PROGRAMS / "scripted_agent.py"
 HOSTS = ("n1", "n2", "n3")
+CAPTURE = PLAYBOOKS / "uneven-batches" / "capture.jsonl.zst"
 
 
 @contextmanager
@@ -181,3 +187,61 @@ def agents() -> list[str]:
         if str(PROGRAM).encode() in command and int(parent) == os.getpid():
             found.append(pid)
     return found
+
+
+class SharedInput:
+    """In place of a carrier: what is sent to one of these hosts reaches all, as in a tree of gateways.
+
+    n1 answers nothing while it is held up, and then everything.
+    """
+
+    def __init__(self) -> None:
+        (found,) = recorder.read(CAPTURE)
+        self.shot = replace(found.snapshots[0], unseen=())
+        self.writers = {host: Encoder() for host in ("n1", "n2")}
+        self.events: deque[AgentEvent] = deque()
+        self.late: list[AgentEvent] = []
+        self.held = False
+
+    def start(self, hosts: list[str]) -> None:
+        for host in hosts:
+            self.events.append(AgentEvent("started", host))
+            self.events.append(AgentEvent("line", host, protocol.line(protocol.Hello(boot=host))))
+
+    def shares(self, host: str) -> bool:
+        return True
+
+    def send(self, host: str, line: bytes) -> None:
+        command = protocol.parse(line, protocol.Command)
+        for name, writer in self.writers.items() if command.do == "look" else ():
+            about = {rank.target: (f"{name} pid:[1] {rank.target.pid} 1", 4) for rank in self.shot.ranks}
+            answer = AgentEvent("line", name, protocol.line(writer.answer(command.id, self.shot, about)))
+            (self.late if name == "n1" and self.held else self.events).append(answer)
+
+    def next(self, timeout_s: float) -> AgentEvent | None:
+        return self.events.popleft() if self.events else None
+
+    def stop(self, host: str) -> None:
+        self.events.append(AgentEvent("ended", host))
+
+    def close(self) -> None: ...
+
+
+def test_a_host_may_answer_what_was_asked_of_others_that_share_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy host an answer is late: meanwhile the others are asked again, and it hears that."""
+    monkeypatch.setattr(collector, "PATIENCE_S", 0.05)
+    carrier = SharedInput()
+    made = Fleet(("n1", "n2"), carrier, lambda text: None)  # type: ignore[arg-type]
+    made.round(Tier.LOOK)
+    assert made.lost() == {}
+    carrier.held = True
+    for _ in range(3):
+        made.round(Tier.LOOK)
+    carrier.held = False
+    carrier.events.extend(carrier.late)
+    for _ in range(3):
+        seen = {shot.host for shot in made.round(Tier.LOOK) if shot.ranks}
+    assert (made.lost(), seen) == ({}, {"n1", "n2"})
+    carrier.events.append(carrier.late[-1])
+    made.round(Tier.LOOK)
+    assert "an answer without a question" in made.lost()["n1"], "the same answer again"
