@@ -17,12 +17,12 @@ from hashlib import blake2b
 from hangdoc.evidence import Stacks, Target, Unseen
 from hangdoc.evidence.parameters import Parameter, Parameters, Value
 from hangdoc.introspect import models
-from hangdoc.introspect.elf import images
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.models import Found, evenly
 from hangdoc.introspect.module_globals import Place, Places, Process, script_objects
 from hangdoc.introspect.objects import Objects
 from hangdoc.introspect.tensors import FLOATS, Content, locate, locate_gradients, nonfinite
+from hangdoc.system import procfs
 from probes import Observation, Request, Tier
 
 TRAINABLE, FROZEN = 4, 2  # parameters read of a rank
@@ -37,7 +37,7 @@ _ROOTS = 256  # variables
 # A first look may come before the model is wrapped, and a job may go on to another model: it is searched again after
 # so many looks. Until one is found, each of the first looks searches.
 _SEARCHES, _SEARCH_AGAIN, _EARLY = frozenset({1, 3, 7}), 20, 12
-_LIBRARY = "/libtorch"
+_LIBRARIES = (b"/libtorch",)  # without them there is no model, yet
 _MODEL_CODE = "/torch/nn/modules/module.py"  # from here inwards, variables name parts of a model
 _DIGEST = 6  # bytes
 
@@ -113,11 +113,9 @@ class ParametersProbe:
         """The parameters of one process, searched when it is due. Raises Unreadable."""
         known = self._known.setdefault(process, _Known())
         if not known.torch:
-            mapped = images(memory.pid)
-            known.torch = not mapped or any(_LIBRARY in image.path for image in mapped)
-            known.readable = not known.torch
+            known.torch = procfs.maps_any(memory.pid, _LIBRARIES) is not False
         if not known.torch:
-            return known  # it has no models, yet
+            return known
         early = known.looks < _EARLY and not known.found.parameters and not known.found.late
         due = early or known.looks in _SEARCHES or known.looks % _SEARCH_AGAIN == 0
         known.looks += 1
@@ -183,6 +181,8 @@ def _contents(memory: Memory, known: _Known) -> dict[str, Content]:
 
 def _obstacle(known: _Known, contents: Mapping[str, Content]) -> str | None:
     """Why the parameters of a model cannot be read; None: they can, or there is no model."""
+    if not known.torch:
+        return None
     if not known.readable:
         return "it is not CPython 3.10 to 3.14, or its memory may not be read; run hangdoc as that user or as root"
     if known.found.late:

@@ -97,8 +97,7 @@ class JobProcesses:
         comm = (procfs.text(f"/proc/{holder}/comm") or "").strip()
         if comm in FORWARDERS:
             return None
-        maps = procfs.read(f"/proc/{holder}/maps")
-        return None if maps is None or any(library in maps for library in _LIBRARIES) else False
+        return False if procfs.maps_any(holder, _LIBRARIES) is False else None
 
     def _same_job(self, them: _Known, me: _Known) -> bool | None:
         """True if two ranks are of one job; False if the other job has its own rank of our number."""

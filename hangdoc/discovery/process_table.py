@@ -178,8 +178,7 @@ def _threads(pid: int) -> frozenset[str]:
 
 def _loads_framework(pid: int) -> bool:
     """True if PyTorch or MPI is loaded."""
-    maps = procfs.read(f"/proc/{pid}/maps") or b""
-    return any(library in maps for library in _LIBRARIES)
+    return bool(procfs.maps_any(pid, _LIBRARIES))
 
 
 def _connections(pid: int) -> Connections:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -152,6 +152,12 @@ def lineage(pid: int) -> Iterator[int]:
         yield pid
         parent = stat(pid)
         pid = parent.ppid if parent else 0
+
+
+def maps_any(pid: int, names: Sequence[bytes]) -> bool | None:
+    """True if a file with one of these in its path is mapped; None: the mappings cannot be read."""
+    maps = read(f"/proc/{pid}/maps")
+    return any(name in maps for name in names) if maps else None
 
 
 def io_counters(pid: int) -> tuple[int, int, int, int] | None:
