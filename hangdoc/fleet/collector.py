@@ -38,7 +38,6 @@ class Host:
     decoder: Decoder
     asked: int | None = None  # ID of the open command
     answered: int = 0  # ID of the last command that it answered
-    overheard: int = 0  # ID of the newest command for other hosts that share its input: it answers these, too
     sent_s: float | None = None  # when it was sent; None: not yet
     patience_s: float = 0.0  # time allowed for its answer
     started: bool = False
@@ -125,6 +124,7 @@ class Fleet:
     _until_s: float = 0.0  # when the round stops waiting
     _began_s: float = field(default_factory=time.monotonic)
     _round: int = 0
+    _heard: int = 0  # ID of the newest command to hosts that share their input: all of them answer it, asked or not
     _fresh: bool = False
     _forgotten: set[tuple[str, int, int]] = field(default_factory=set)
     _targets: tuple[Target, ...] = ()
@@ -272,9 +272,7 @@ class Fleet:
                 self._until_s = time.monotonic() + self._patience_s
                 self.agents.send(asked[0].name, protocol.line(command))
                 if self.agents.shares(asked[0].name):
-                    for host in self._hosts.values():
-                        if host.asked != command.id and host.ended_s is None and self.agents.shares(host.name):
-                            host.overheard = command.id
+                    self._heard = command.id
 
     def _awaited(self) -> bool:
         return bool(self._to_ask) or self._round in self._open.values()
@@ -351,7 +349,8 @@ class Fleet:
             return
         if text.startswith(b'{"to"'):
             answer = protocol.parse(text, protocol.Answer)
-            if answer.to != host.asked and not host.answered < answer.to <= host.overheard:
+            heard = self.agents.shares(host.name) and host.answered < answer.to <= self._heard
+            if answer.to != host.asked and not heard:
                 raise ValueError("an answer without a question")
             host.shot, host.news = host.decoder.snapshot(host.name, answer), True
             host.answered = answer.to
