@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from tests.support.started import started
 TIMEOUT_S = 15.0  # of a collective, where the job is to end by itself
 LONG_S = 1800.0
 CAUSE = ("collective_wait", (1,))  # class and culprits: rank 1 has left the loop
-LOG_DELAY = timedelta(seconds=2)  # between the last byte of the last step and its line in the log
 PATIENCE_S = 60.0  # for each step of a run, on a busy machine
 
 
@@ -88,9 +87,9 @@ def essence(verdict: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
 
 
 def suspected(store: IncidentStore, since: datetime) -> bool:
-    """True if hangdoc suspects the hang: on a busy machine it may have suspected a job that was only held up before."""
-    begun = since - LOG_DELAY
-    return any(one.verdicts or ((onset := parse_time(one.onset)) and onset >= begun) for one in store.list())
+    """True if hangdoc suspects the hang: on a busy machine it may have suspected a job that was only held up."""
+    records = store.list()
+    return any((parse_time(one.opened) or since) >= since or one.verdicts for one in records)
 
 
 def crash(how: str, after_s: float, root: Path) -> Crash:

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from hangdoc.incident.store import IncidentStore
 from hangdoc.system import procfs
 from tests.benchmarks import short_jobs
 from tests.benchmarks.measure import alone, memory_mib, met
-from tests.support.daemon import Daemon, Receiver, daemon
+from tests.support.daemon import Daemon, Receiver, daemon, script
 
 BESIDE = 4  # jobs at a time
 RANKS = 3
@@ -116,10 +115,9 @@ def soak(seconds: float, disk: Path, sources: Path) -> list[tuple[str, str, str,
     footprints: list[Footprint] = []
     number, log = 0, list[str]()
     filler = disk / "filler"
-    script, clock = sources / "soak_rank.py", sources / "clock"
-    shutil.copy(short_jobs.SCRIPT, script)  # a name that the daemons of other tests do not watch
+    clock = sources / "clock"
     began_s = killed_s = started_s = time.monotonic()
-    with daemon(disk, config, stepping_clock(clock), labels=[script.name]) as start:
+    with daemon(disk, config, stepping_clock(clock)) as start:
         now_running = start()
         footprints.append(Footprint())
         while time.monotonic() - began_s < seconds or running:
@@ -129,7 +127,7 @@ def soak(seconds: float, disk: Path, sources: Path) -> list[tuple[str, str, str,
             while len(running) < BESIDE and not over:
                 number += 1
                 reuse_pids()
-                job = short_jobs.started(sources, number, RANKS, script)
+                job = short_jobs.started(sources, number, RANKS, script(disk))
                 hangs = chance.random() < HANGS
                 life_s = SEEN_S + REPORTED_S if hangs else chance.uniform(*LIFE_S)
                 running.append(Run(job, now_s + life_s, now_s + SEEN_S if hangs else None))
