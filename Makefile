@@ -46,7 +46,7 @@ live-jobs: $(TESTED)
 	$(PYTEST) tests/live $(SIDE_BY_SIDE) -m 'not (selection or quiet or soak or frameworks)'
 	$(PYTEST) tests/live -m 'quiet and not (selection or frameworks)'
 
-live-soak: $(TESTED)  # needs a quarter of a core for 20 minutes
+live-soak: $(TESTED)  # half a core for 20 minutes
 	$(PYTEST) tests/live -m soak
 
 frameworks: $(FRAMEWORKS)/installed.stamp  ## jobs of real frameworks, and the score; JOB='name or name', KEEP=1 records, OUT=wrong verdicts

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import IO
 
-_PIECE = 2**7  # bytes unpacked at a time, to 4 MiB at most; a damaged piece is lost as a whole
+_PIECE = 2**7  # bytes unpacked at a time, into 4 MiB at most; damage costs the whole piece
 
 
 class ZstdReader:
     """Reads a zstd file once, from the beginning.
 
-    The reader of zstandard (0.25) drops what its last chunk has no room for if the file does not end its frame: the
-    newest lines of a recording whose writer was killed.
+    zstandard's own `stream_reader` (0.25) loses the end of an unfinished frame that does not fit into its last chunk:
+    the newest lines of a recording whose writer was killed.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
