@@ -210,7 +210,7 @@ def _search(name: str, made: os.stat_result, kernel: bool) -> tuple[tuple[int, .
         links = ((fd, procfs.link(f"/proc/{pid}/fd/{fd}") or "") for fd in descriptors)
         likely = [int(fd) for fd, link in links if link.endswith(name)][:_MAX_LIKELY]
         there = TargetFiles(pid).each(likely, os.fstat) if likely else {}
-        if any(_same(status, made) and (not kernel or _locks(pid, fd)) for fd, status in there.items()):
+        if any(_same(status, made) and _holds(pid, fd, kernel) for fd, status in there.items()):
             found.append(pid)
     return tuple(found), hidden
 
@@ -219,10 +219,16 @@ def _same(there: os.stat_result | OSError, made: os.stat_result) -> bool:
     return not isinstance(there, OSError) and (there.st_dev, there.st_ino) == (made.st_dev, made.st_ino)
 
 
-def _locks(pid: int, fd: int) -> bool:
-    """True if this descriptor holds a lock: proc_pid_fdinfo(5)."""
-    lines = (procfs.text(f"/proc/{pid}/fdinfo/{fd}") or "").splitlines()
-    return any(line.startswith("lock:") and "->" not in line for line in lines)
+def _holds(pid: int, descriptor: int, kernel: bool) -> bool:
+    """True if the file is open there, or for a kernel lock: locked through it. Source: proc_pid_fdinfo(5).
+
+    An O_PATH descriptor does not open the file: another hangdoc has one while it looks at the file.
+    """
+    lines = (procfs.text(f"/proc/{pid}/fdinfo/{descriptor}") or "").splitlines()
+    if kernel:
+        return any(line.startswith("lock:") and "->" not in line for line in lines)
+    flags = next((line.split()[-1] for line in lines if line.startswith("flags:")), "0")
+    return not int(flags, 8) & os.O_PATH
 
 
 def _owner(pid: int) -> int | None:

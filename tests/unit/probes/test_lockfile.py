@@ -158,6 +158,20 @@ def test_waited_for_and_had_by(how: str, kind: str, tmp_path: Path, libraries: P
     assert 0 <= seen.age_s < 60
 
 
+@pytest.mark.parametrize("how", ["baton", "loop"])
+def test_a_process_that_looks_at_the_file_does_not_hold_it(how: str, tmp_path: Path, libraries: Path) -> None:
+    lock = tmp_path / "watched.lock"
+    lock.touch()
+    looks = "import os\nplace = os.open(path, os.O_PATH)\nsay()\ntime.sleep(60)"  # as another hangdoc does
+    with (
+        program(looks, tmp_path, lock),
+        program(WAITS[how], tmp_path, lock, path=str(libraries)) as target,
+    ):
+        seen = Looker().until_found(target)
+    assert seen.path == str(lock)
+    assert seen.holders == ()
+
+
 @pytest.mark.parametrize("how", ["baton", "filelock", "loop"])
 def test_left_behind(how: str, tmp_path: Path, libraries: Path) -> None:
     lock = tmp_path / "lock"
