@@ -181,6 +181,7 @@ class NetworkJob:
     quiet: bool | None = None  # nothing unacknowledged, retransmitted or unanswered anywhere; None: not checked
     unacked_bytes: int | None = None  # largest of any connection
     beyond: tuple[Suspect, ...] = ()  # unseen hosts to blame: addresses; the rank if only one is missing
+    unreachable: tuple[Suspect, ...] = ()  # hosts at the other end of connections that do not answer hangdoc either
 
 
 class NetworkDetector(Detector[NetworkFacts, NetworkJob]):
@@ -201,7 +202,8 @@ class NetworkDetector(Detector[NetworkFacts, NetworkJob]):
         }
         period_s = case.job(ProgressJob).period_s
         links = Links(Case(case.history, case.ranks), period_s, ends, dead, faults)
-        return facts, replace(_job(case, facts, links, dead), beyond=_beyond(case, faults))
+        found = _job(case, facts, links, dead)
+        return facts, replace(found, beyond=_beyond(case, faults), unreachable=_unreachable(case, ends))
 
 
 def _dead(ends: Sequence[DataConnection], faults: Faults) -> Dead:
@@ -317,6 +319,19 @@ def _job(case: Case, facts: Mapping[Key, NetworkFacts], links: Links, dead: Dead
 def _beyond(case: Case, faults: Faults) -> tuple[Suspect, ...]:
     missing = case.job(WorldJob).missing or ()
     return tuple(Suspect(missing[0] if len(missing) == 1 else None, host=address) for address in faults.beyond)
+
+
+def _unreachable(case: Case, ends: Sequence[DataConnection]) -> tuple[Suspect, ...]:
+    """Matched by address; by a host name only if it is the one silent host and one address is left."""
+    world = case.job(WorldJob)
+    if not world.silent:
+        return ()
+    far = {one.connection.remote for one in ends if one.peer is None}
+    hosts = [host for host in world.silent if host in far]
+    if not hosts and len(world.silent) == len(far) == 1:
+        hosts = [*world.silent]
+    missing = world.missing or ()
+    return tuple(Suspect(missing[0] if len(missing) == len(hosts) == 1 else None, host=host) for host in hosts)
 
 
 def _recent_bytes(own: Sequence[Connection], history: tcp_counters.SocketHistory) -> int | None:

@@ -16,7 +16,7 @@ import pytest
 from hangdoc.demo import reproducer
 from hangdoc.demo.harness import Trial
 from tests.support import reproducers
-from tests.support.paths import PLAYBOOKS
+from tests.support.paths import HUNG
 from tests.support.testbeds import ssh
 from tests.support.testbeds.hosts import STORE_PORT, Host, torchrun
 from tests.support.testbeds.ssh import SshTestbed
@@ -171,16 +171,22 @@ class Case:
     begins: Fault = nothing  # before the job
     strikes: Fault = nothing  # once it trains
     told: dict[int, tuple[str, ...]] = field(default_factory=dict)  # what a host's torchrun is started through
+    reproducer: str = ""  # whose training script runs; empty: the playbook's
+    script: str = ""  # under `tests/live/jobs/hung`, in its place
     loud_s: float | None = None  # for a job that never falls silent: judged so long after its first lines
     ranks: tuple[int, ...] = (0, 1, 2)  # who is still there
     status: str | None = None  # None: that of the playbook
     lost: tuple[int, ...] = ()  # hosts that the collector does not reach either
+    otherwise: Case | None = None  # what is right as well: it depends on the instant of the fault
 
 
 NOWHERE = r"unacknowledged between .*, retransmitted \d+ times without an answer"
+SILENT = Case("host-unreachable", (2,), ("no connection to 10.77.0.3",), ranks=(0, 1), reproducer="dead-link")
 CASES = (
     Case("dead-link", (2,), (NOWHERE,), strikes=filtered),
-    Case("dead-link", (2,), (NOWHERE,), strikes=cut_off, ranks=(0, 1), lost=(THIRD,)),
+    # Nothing is retransmitted if nothing was under way to the host when it was cut off.
+    Case("dead-link", (2,), (NOWHERE,), strikes=cut_off, ranks=(0, 1), lost=(THIRD,), otherwise=SILENT),
+    replace(SILENT, script="fed_by_last.py", strikes=cut_off, lost=(THIRD,)),
     Case(
         "packet-loss", (2,), (r"\d+ of \d+ segments retransmitted|pings from rank",),
         strikes=lossy, loud_s=reproducer.UNDER_WAY_S,
@@ -233,10 +239,11 @@ def bed() -> Iterator[SshTestbed]:
 
 def expected(case: Case) -> reproducer.BrokenJob:
     """A rank on each host, and what must be said of them."""
-    job = reproducers.broken(case.playbook)
+    job = reproducers.broken(case.reproducer or case.playbook)
     expect = job.spec.expect.model_copy(update={"culprits": case.culprits, "evidence": case.evidence})
     told = job.spec.model_copy(update={"ranks": len(case.ranks), "expect": expect})
-    return replace(job, spec=told, status=case.status or job.status)
+    script = HUNG / case.script if case.script else job.script
+    return replace(job, playbook=case.playbook, script=script, spec=told, status=case.status or job.status)
 
 
 def judged(bed: SshTestbed, trial: Trial, job: reproducer.BrokenJob, loud_s: float | None) -> reproducers.Result:
@@ -262,10 +269,12 @@ def test_network_between_hosts_is_blamed(bed: SshTestbed, case: Case) -> None:
     ]
     with ExitStack() as going_on:
         going_on.enter_context(case.begins(bed))
-        trial = going_on.enter_context(torchrun(hosts, PLAYBOOKS / case.playbook / "reproducer.py"))
+        trial = going_on.enter_context(torchrun(hosts, job.script))
         trial.wait_log("loss" if case.strikes is nothing else "step 20 ", 90)
         going_on.enter_context(case.strikes(bed))
         result = judged(bed, trial, job, case.loud_s)
+    if case.otherwise and result.said == case.otherwise.playbook:
+        result = replace(result, job=expected(case.otherwise))
     verdict = result.verdict
     assert result.problems() == {}, result.told()
     assert {blamed["rank"]: blamed["host"] for blamed in result.best["culprits"]} == {

@@ -10,15 +10,29 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hangdoc.analysis import Case, Key
-from hangdoc.analysis.facts import derive, schema
+import playbooks
+from hangdoc.analysis import Case, Key, Suspect
+from hangdoc.analysis.facts import Facts, derive, schema
 from hangdoc.analysis.network import tcp_counters
 from hangdoc.analysis.network.data_connections import data_connections
 from hangdoc.analysis.network.links import ANALYSIS, NetworkFacts, NetworkJob
-from hangdoc.evidence import Connection, Environ, Interface, Interfaces, RankEvidence, Snapshot, Sockets, Target
+from hangdoc.evidence import (
+    AGENT,
+    Connection,
+    Environ,
+    Interface,
+    Interfaces,
+    RankEvidence,
+    Snapshot,
+    Sockets,
+    Target,
+    Unseen,
+)
+from hangdoc.recording.recorder import read
 from probes import Request, Tier
 from probes.nics import PROBE as NICS
 from probes.sockets import SocketsProbe
+from tests.support.judge import judge
 from tests.support.polling import until
 from tests.support.tcp_peers import TcpPeer, join, tcp_peers
 from tests.support.testbeds import network
@@ -428,3 +442,55 @@ def test_bytes_between_two_samples_count_new_connections_from_their_start() -> N
     before = {tcp_counters.identity(old): old}
     assert tcp_counters.bytes_between(before, [new, fresh]) == 1500 + 10 + 20
     assert tcp_counters.bytes_between(before, [replace(new, bytes_acked=None), fresh]) is None
+
+
+# --- a recorded job whose second host is not seen, as if it had vanished between two steps ----------------------------
+
+TIMED_OUT = "ssh: connect to host far port 22: Connection timed out"
+
+
+def without_the_second_host(why: str, host: str = "far", **more: Any) -> Facts:
+    (recording,) = read(playbooks.ROOT / "dead-link" / "capture.jsonl.zst")
+    shots = [
+        replace(shot, ranks=tuple(_in_order(one, **more) for one in shot.ranks[:1])) for shot in recording.snapshots
+    ]
+    lost = Snapshot(host, 0.0, "", (), unseen=(Unseen(AGENT, why, host=host),))
+    return derive([*shots, lost], schema())
+
+
+def _in_order(rank: RankEvidence, **more: Any) -> RankEvidence:
+    """The rank with nothing under way on its connections."""
+    record = rank.records["sockets"]
+    quiet = tuple(replace(one, send_queue=0, unacked=0, retransmits=0, backoff=0, **more) for one in record.connections)
+    return replace(rank, records={**rank.records, "sockets": replace(record, connections=quiet)})
+
+
+@pytest.mark.parametrize(
+    ("why", "host", "named"),
+    [
+        pytest.param(TIMED_OUT, "far", "far", id="it is the one host and the one address left"),
+        pytest.param(TIMED_OUT, "10.88.0.2", "10.88.0.2", id="its address is its name"),
+        pytest.param("the agent has been silent for 20 s", "far", "far", id="its agent fell silent"),
+        pytest.param("root@far: Permission denied (publickey).", "far", None, id="it answers"),
+        pytest.param("sh: hangdoc: command not found", "far", None, id="it has no hangdoc"),
+    ],
+)
+def test_a_host_that_does_not_answer(why: str, host: str, named: str | None) -> None:
+    facts = without_the_second_host(why, host)
+    assert facts.job.network.unreachable == ((Suspect(1, host=named),) if named else ())
+    found = [one for one in judge().verdict(facts).findings if one.playbook == "host-unreachable"]
+    assert [(one.confidence, [(c.rank, c.host) for c in one.culprits]) for one in found] == (
+        [("low", [(1, named)])] if named else []
+    )
+
+
+def test_a_host_of_another_job_does_not_answer() -> None:
+    facts = without_the_second_host(TIMED_OUT, remote="10.88.0.1")
+    assert facts.job.network.unreachable == ()
+
+
+def test_a_host_that_is_back_is_not_lost() -> None:
+    back = Snapshot("far", 1.0, "", ())
+    facts = without_the_second_host(TIMED_OUT)
+    assert facts.job.world.silent == ("far",)
+    assert derive([*facts.case.history, back], schema()).job.world.lost == ()
