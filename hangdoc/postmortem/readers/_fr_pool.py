@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from array import array
 from collections.abc import Iterable, Mapping
@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from msgspec.json import decode
 from msgspec.structs import replace
 
 from hangdoc.evidence import FlightRecorder, RecordedCall
@@ -27,6 +28,7 @@ from hangdoc.system import input_limits
 
 CPU_S, CPU_BYTES_S = 2, 20 << 20  # CPU seconds to digest a pickle, plus one per CPU_BYTES_S bytes
 MAX_WORKERS = 2
+WAITED_S = 1.0  # for dumps that are not digested yet, until a second child process is worth its 20 MiB
 MAX_AHEAD = 256  # dumps that are digested before they are read,
 MAX_AHEAD_BYTES = 64 << 20  # and their size on disk
 MAX_ANSWER = 16  # times the size of the pickle, plus
@@ -90,6 +92,7 @@ class DumpPool:
         self._making = threading.Lock()  # one answer at a time becomes records
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads = 0
+        self._waited_s = 0.0
         weakref.finalize(self, _end, self._jobs, self._processes)
 
     def look_ahead(self, source: Source, following: Iterable[Source]) -> None:
@@ -108,7 +111,11 @@ class DumpPool:
         """The record of a dump; None: it is no intact dump, or the child process did not survive it."""
         if source.path not in self._ahead:
             self._submit(source)
-        found = self._ahead.pop(source.path)[1].result()
+        future = self._ahead[source.path][1]
+        began_s = time.monotonic()
+        found = future.result()
+        self._waited_s += time.monotonic() - began_s
+        del self._ahead[source.path]
         if not self._ahead:
             self._rest()
         return found
@@ -123,7 +130,8 @@ class DumpPool:
         future: Future[Digested | None] = Future()
         self._ahead[source.path] = source, future
         self._jobs.put((source, future))
-        if self._threads < min(MAX_WORKERS, os.cpu_count() or 1, len(self._ahead)):
+        wanted = MAX_WORKERS if self._waited_s > WAITED_S else 1
+        if self._threads < min(wanted, os.cpu_count() or 1):
             self._threads += 1
             # The thread must not keep the pool alive.
             arguments = (self._jobs, self._processes, self._making, self.shared)
@@ -174,7 +182,7 @@ def _content(source: Source) -> bytes | None:
 
 def _record(worker: _Worker, meta: bytes, indices: bytes, shared: SharedParts) -> Digested:
     """The record of an answer. Raises ValueError or one of MALFORMED if the dump needs the careful path."""
-    answer: Mapping[str, Any] = json.loads(meta)
+    answer: Mapping[str, Any] = decode(meta)
     names = ("name", "filename", "line")
     worker.stacks += [[dict(zip(names, frame, strict=True)) for frame in stack] for stack in answer["stacks"]]
     entries = Entries(shared)

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -24,6 +24,8 @@ DEFAULT = ("0", "default_pg")  # torch's name and description of the default gro
 MALFORMED = (TypeError, ValueError, KeyError, AttributeError, OverflowError, IndexError)
 _NO_SIZES = b""
 
+T = TypeVar("T")
+
 
 @dataclass(slots=True)
 class SharedParts:
@@ -34,6 +36,12 @@ class SharedParts:
     entries: dict[tuple[Any, ...], RecordedCall] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     groups: dict[ProcessGroup, ProcessGroup] = field(default_factory=dict)
+    texts: dict[Any, Any] = field(default_factory=dict)  # names, states, sizes and types of calls
+
+    def one(self, value: T) -> T:
+        """The first value equal to this text, bytes or tuple of texts: most calls have the same ones."""
+        same: T = self.texts.setdefault(value, value)
+        return same
 
 
 def flight_recorder(trace: Mapping[str, Any], shared: SharedParts) -> tuple[FlightRecorder, int]:
@@ -99,7 +107,9 @@ class Entries:
         key = self._key(entry, thread)
         one = self.shared.entries.get(key)
         if one is None:
-            one = self.shared.entries[key] = self._make(entry, key)
+            one = self._make(entry, key)
+            key = tuple([self.shared.one(part) if type(part) in (str, bytes) else part for part in key])
+            self.shared.entries[key] = one
         return one, key[0]
 
     def closed(self, calls: Sequence[RecordedCall]) -> list[RecordedCall]:
@@ -155,17 +165,18 @@ class Entries:
         sender, receiver = (int(ranks[1]), int(ranks[3])) if ranks else (None, None)
         if ranks and ranks[2] == "<-":
             sender, receiver = receiver, sender
+        shared = self.shared.one
         return RecordedCall(
-            group=text(group),
+            group=shared(text(group)),
             sequence=sequence,
-            op=op,
-            sizes=_sizes_text(entry.get("input_sizes")),
-            dtypes=tuple(text(dtypes).split(",")) if dtypes else (),
+            op=shared(op),
+            sizes=shared(_sizes_text(entry.get("input_sizes"))),
+            dtypes=shared(_types(dtypes)),
             retired=retired or state == "completed",
             p2p=p2p,
-            state=text(state),
-            outputs=_sizes_text(entry.get("output_sizes")),
-            output_dtypes=tuple(text(output_dtypes).split(",")) if output_dtypes else (),
+            state=shared(text(state)),
+            outputs=shared(_sizes_text(entry.get("output_sizes"))),
+            output_dtypes=shared(_types(output_dtypes)),
             frames=self._stack(entry.get("frames")),
             sender=sender,
             receiver=receiver,
@@ -206,6 +217,10 @@ class Entries:
 
 def _same_call(a: RecordedCall, b: RecordedCall) -> bool:
     return (a.group, a.sequence, a.p2p) == (b.group, b.sequence, b.p2p)
+
+
+def _types(joined: str) -> tuple[str, ...]:
+    return tuple(text(joined).split(",")) if joined else ()
 
 
 def _sizes(raw: Any) -> Any:
