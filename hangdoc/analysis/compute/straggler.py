@@ -215,12 +215,15 @@ def _threshold(facts: StragglerFacts) -> float | None:
 def _in_every_step(facts: StragglerFacts, period_s: float | None) -> bool:
     """The rank is late in every step, and not just in an occasional evaluation.
 
-    An evaluation on one rank runs its own lines, and its peers make no steps meanwhile. The longest slice must hold a
-    whole step to show that.
+    An evaluation on one rank runs its own lines, and its peers make no steps meanwhile. Where a slice holds a whole
+    step, nearly every slice must show the lateness, whatever lines run: each rank collects garbage now and then, and in
+    one window one of them may do so more often.
     """
-    if facts.same_code or facts.each_step:
+    if facts.each_step:
         return True
-    if period_s is None or period_s > 2 * SLICE_S or (facts.others_stood or 0.0) > PEERS_UNMOVED:
+    if period_s is None or period_s > 2 * SLICE_S:
+        return facts.same_code is True
+    if not facts.same_code and (facts.others_stood or 0.0) > PEERS_UNMOVED:
         return False
     return facts.steadiness is None or facts.steadiness >= MOSTLY
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,11 @@ def waits_for_evaluation(look: int) -> Doing:
     return Doing(0.05 if alone else 0.95, waits=alone, state="RS"[alone], step=5 * (look - look % 5 if alone else look))
 
 
+def collects_garbage(look: int) -> Doing:
+    """Two long garbage collections in five looks; its peer happens to have none."""
+    return replace(evaluates(look), alone=False)
+
+
 def polls(look: int) -> Doing:
     return Doing(0.02, waits=False, state="S", step=5 * look)
 
@@ -155,6 +160,7 @@ def still(look: int) -> Doing:
         (busy(0.95), busy(0.95)),
         (busy(0.3, 0.65), busy(0.35, 0.6)),  # a busy host delays both equally
         (evaluates, waits_for_evaluation),
+        (collects_garbage, waits_for_evaluation),
         (polls, victim(0.3)),
         (at_one_step, still),  # one long wait: an evaluation, or a stall
         (busy(0.95), victim(0.85)),
@@ -166,6 +172,7 @@ def still(look: int) -> Doing:
         "steady",
         "busy host",
         "evaluation in between",
+        "garbage collections",
         "sleeps itself",
         "one long wait",
         "hardly later",
