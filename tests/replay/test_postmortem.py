@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import playbooks
 from hangdoc.demo import reproducer
 from hangdoc.postmortem.report import Unrecognised
 from tests.support.judge import reported
-from tests.support.paths import DATA
+from tests.support.paths import DATA, RECORDINGS
 
 LEFT = DATA / "postmortem"
 KEPT: dict[str, dict[str, Any]] = yaml.safe_load((LEFT / "kept.yaml").read_text(encoding="utf-8"))
@@ -63,5 +64,6 @@ def test_logs_dumps_and_stacks_tell(name: str) -> None:
 
 
 def test_every_playbook_without_a_reproducer_has_a_case() -> None:
-    proved = {case["expect"].get("playbook") for case in CASES.values()}
+    recorded = json.loads((RECORDINGS / "truth.json").read_text()).values()
+    proved = {case["expect"].get("playbook") for case in CASES.values()} | {truth["playbook"] for truth in recorded}
     assert {folder.name for folder in playbooks.folders()} - set(reproducer.ids()) - proved == set()

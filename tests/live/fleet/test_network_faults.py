@@ -181,7 +181,7 @@ class Case:
 
 
 NOWHERE = r"unacknowledged between .*, retransmitted \d+ times without an answer"
-SILENT = Case("host-unreachable", (2,), ("no connection to 10.77.0.3",), ranks=(0, 1), reproducer="dead-link")
+SILENT = Case("host-unreachable", (2,), ("no answer from 10.77.0.3",), ranks=(0, 1), reproducer="dead-link")
 CASES = (
     Case("dead-link", (2,), (NOWHERE,), strikes=filtered),
     # Nothing is retransmitted if nothing was under way to the host when it was cut off.
