@@ -6,6 +6,7 @@ one has come. Where most ranks of a known number have printed it and nothing fol
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
@@ -13,6 +14,7 @@ from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, 
 from hangdoc.analysis.thresholds import FEW_ABSENT, REPORTERS
 from hangdoc.evidence import limits
 from hangdoc.evidence.logs import LogEvent
+from hangdoc.formatting import name_ranks
 
 KIND, COUNTED = "announced", "workers_counted"
 MISSING = ("clients_missing", "barrier_of_store")  # how many had joined when the wait ended
@@ -28,6 +30,9 @@ class ArrivalsJob:
     come: int = 0  # ranks that did
     size: int | None = None  # ranks of the job
     line: str | None = None  # the last announcement
+    twice: str | None = (
+        None  # "ranks 0-1": ranks that several processes took, so that the numbers of others were never taken
+    )
     counted: str | None = None  # the last line by which a launcher still waits: "waiting for workers: 7/8 ready"
 
 
@@ -52,8 +57,11 @@ class ArrivalsDetector(Detector[object, ArrivalsJob]):
         size = max((at for event in announced if (at := number(event, "size")) is not None), default=logs.named)
         if limits.valid_world_size(size) is None or size is None or _went_on(logs):
             return {}, ArrivalsJob()
-        here = {rank for event in announced if (rank := _rank_in(event, size)) is not None}
+        ranks = Counter(rank for event in announced if (rank := _rank_in(event, size)) is not None)
+        here = set(ranks)
         absent = limits.absent_ranks(size, {*here, *logs.keys})
+        if absent and len(here) > 1 and ranks.total() == size and len(set(ranks.values())) == 1:
+            return {}, ArrivalsJob(come=size, size=size, line=announced[-1].text, twice=name_ranks(sorted(here)))
         counts = {number(event, "joined") for event in logs.all(*MISSING)}
         few = len(absent) <= FEW_ABSENT * len(here) or len(here) in counts
         if len(here) < REPORTERS or not absent or not few:

@@ -63,6 +63,7 @@ def hardware_errors(case: Case, logs: JobLogs) -> HardwareErrors:
                 found.ports[key] = text
         if text := _format_gpu(events):
             found.gpus[key] = text
+    _move_shared_ports(found)
     found.peers = _peers(named)
     by_host: dict[str, list[LogEvent]] = defaultdict(list)
     for host, event in logs.unattributed:
@@ -82,6 +83,19 @@ def hardware_errors(case: Case, logs: JobLogs) -> HardwareErrors:
             if text and not any(key in texts for key in ranks):
                 hosts[host] = text
     return found
+
+
+def _move_shared_ports(found: HardwareErrors) -> None:
+    """A port that several ranks of a host report is one of the host, and no rank is at fault."""
+    at: dict[str, list[Key]] = defaultdict(list)
+    for key in found.ports:
+        if known_host(key[0]):
+            at[key[0]].append(key)
+    for host, keys in at.items():
+        if len(keys) > 1:
+            found.port_hosts.setdefault(host, found.ports[keys[0]])
+            for key in keys:
+                del found.ports[key]
 
 
 def _aborted(logs: JobLogs, host: str) -> Key | None:

@@ -21,6 +21,7 @@ MAX_SUSPECTS = 16
 SHARED = ("master_port", "master_addr", "rdzv_endpoint", "world_size", "nnodes", "rdzv_id", "rdzv_backend")
 SIZES = ("nnodes", "world_size")
 STATIC = "static"  # the rendezvous that uses the number of the host
+FIRST_RANK = "rank 0"
 ALONE = "1"  # number of hosts or ranks of a job that does not wait for others
 _NUMERIC = re.compile(r"[\d.]+|\[?[\da-fA-F:]*:[\da-fA-F:]*\]?")
 _LOCAL = re.compile(r"localhost$|127\.|0\.0\.0\.0$|::1$")
@@ -112,7 +113,11 @@ def _node_0(by_owner: Mapping[str, Settings]) -> str:
 
 
 def _server(by_owner: Mapping[str, Settings]) -> str:
-    """The host that serves the store: it alone is number 0 of several, and the address is its own. Empty: not known."""
+    """The owner that serves the store: rank 0, or the host that alone is number 0 of several, and whose own address it
+    is. Empty: not known.
+    """
+    if FIRST_RANK in by_owner:  # of a list of ranks: where rank 0 is told to serve it, others must look for it
+        return FIRST_RANK
     numbers = Counter(one["node_rank"] for one in by_owner.values() if "node_rank" in one)
     first = _node_0(by_owner)
     if len(numbers) < 2 or max(numbers.values()) > 1 or not first:

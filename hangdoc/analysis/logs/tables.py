@@ -15,6 +15,7 @@ class TablesFacts:
 
     uninterruptible: str | None = None  # line: it is in state D
     storage: bool | None = None  # it is in state D in a function of a file system
+    reported: bool | None = None  # the kernel itself reports that it has been in state D for minutes
     helpers: bool | None = None  # processes that it started are in that state, and not the rank itself
     defunct: str | None = None  # line: it has ended, and its launcher has not reaped it
 
@@ -47,6 +48,7 @@ def _facts(logs: JobLogs, key: Key) -> TablesFacts:
     return TablesFacts(
         uninterruptible=wait.text if wait else None,
         storage="storage" in wait.fields if wait else None,
+        reported="seconds" in wait.fields if wait else None,
         helpers="helpers" in wait.fields if wait else None,
         defunct=gone.text if gone else None,
     )

@@ -31,6 +31,7 @@ _WAIT_FUNCTIONS = frozenset(
 )
 _WORKER = re.compile(r"torch/utils/data/_utils/worker\.py$")
 RANKS_WITH_STACKS = "ranks with stacks"  # key of ReadContext.shared
+PROCESSES_WITH_STACKS = "processes with stacks"  # another: their PIDs
 MAX_DUMPS = 1000  # of one process in one source; a dump a minute for most of a day
 _ANONYMOUS = -(10**6)  # made-up PIDs start here, for processes with neither rank nor PID
 
@@ -62,13 +63,13 @@ def rank_pieces(found: Iterable[ProcessDump], source: Source, context: ReadConte
     launchers = {dump.process.pid for dump in every if dump not in ranks and dump not in workers}
     by_pid = {dump.process.pid: dump for dump in ranks if dump.process.pid is not None}
     helpers: dict[int | None, list[tuple[int, tuple[Stack, ...]]]] = defaultdict(list)
-    for child in [
-        dump for dump in ranks if dump.parent in by_pid and dump.parent not in launchers and dump.process.rank is None
-    ]:
+    elsewhere: set[int] = context.shared.setdefault(PROCESSES_WITH_STACKS, set())  # dumped by another tool
+    parents = (by_pid.keys() | elsewhere) - launchers
+    for child in [dump for dump in ranks if dump.parent in parents and dump.process.rank is None]:
         workers.append(child)
         ranks.remove(child)
     for worker in workers:
-        alone = next(iter(by_pid)) if len(by_pid) == 1 else None
+        alone = next(iter(by_pid)) if len(by_pid) == 1 and worker.parent not in elsewhere else None
         owner = worker.parent if worker.parent in by_pid else alone
         if owner is None:
             context.warn(f"{source.name}: PID {worker.process.pid} is a helper of an unknown rank; ignored")
@@ -78,6 +79,8 @@ def rank_pieces(found: Iterable[ProcessDump], source: Source, context: ReadConte
         children = tuple(helpers.pop(dump.process.pid, ())) if dump.process.pid is not None else ()
         if process.rank is not None:
             context.shared.setdefault(RANKS_WITH_STACKS, set()).add(process.rank)
+        if dump.process.pid is not None:
+            elsewhere.add(dump.process.pid)
         yield Piece(process, "stacks", replace(dump.stacks, children=children) if children else dump.stacks)
         yield from (replace(piece, process=process) for piece in dump.more)
 
@@ -173,14 +176,12 @@ def _rank_from_sentence(ranks: Sequence[ProcessDump], processes: list[ProcessRef
 
 
 def _ranks_from_variables(ranks: Sequence[ProcessDump], processes: list[ProcessRef]) -> list[ProcessRef]:
-    """Ranks from each process's variable `rank`, if there are several processes and all values differ."""
+    """Ranks from the variable `rank` of each process that shows one, if there are several and all values differ."""
     found = {_process_identity(dump): _variable_value(dump, ("global_rank", "rank")) for dump in ranks}
     sizes = {_variable_value(dump, ("world_size",)) for dump in ranks} - {None}
-    values = list(found.values())
-    most = min((size for size in sizes if size is not None), default=len(values))
-    if len(values) < 2 or None in values or len(set(values)) < len(values):
-        return processes
-    if not all(value is not None and 0 <= value < most for value in values):
+    values = [value for value in found.values() if value is not None]
+    most = min((size for size in sizes if size is not None), default=len(found))
+    if len(found) < 2 or len(set(values)) < len(values) or not all(0 <= value < most for value in values):
         return processes
     return [
         replace(process, rank=found[_process_identity(dump)]) for dump, process in zip(ranks, processes, strict=True)

@@ -55,6 +55,16 @@ _AND_THESE = re.compile(
     r"(?:all )?(?:exactly )?(?:the )?(?:same|identical|alike|look the same|as well|too)\b[^()\n]{0,30}\)",
     re.IGNORECASE,
 )
+# A heading: `rank 0, and 1 2 3 4 6 7 look exactly like it`
+_LIKE_IT = re.compile(
+    r"(?:^|[.:;] )(?:ok[,.]? )?(?:on |of |for )?rank[ _-]?(?P<rank>\d{1,6}),? (?:and |ranks? ){0,2}"
+    r"(?P<others>\d{1,6}(?:(?: ?,(?: and)?| and| ?&|) \d{1,6}| ?- ?\d{1,6}){0,64})"
+    r" (?:all )?(?:look|are|is|looks|show|stand)s? (?:all )?(?:exactly |just )?(?:like it|the same|alike|identical)\b",
+    re.IGNORECASE,
+)
+_AND_RANK = re.compile(
+    r"\s{0,8}(?:and|but|then|now)(?: (?:on|for|here is|this is|rank)){0,2} (\d{1,6})\s?[:.]?\s*", re.IGNORECASE
+)
 # Ray's label of an actor, in its dashboard and in front of its lines: `(RayTrainWorker pid=5102, ip=10.0.0.7)`
 _ACTOR = re.compile(r"\((?:[A-Za-z_]\w{0,60} )?pid=(\d{1,9})(?:, ip=([\w.:-]{1,60}))?\)")
 _COMMENT_OF_COMMAND = re.compile(r"\s#[^#\n]{0,40}$")
@@ -93,6 +103,9 @@ PID_FIRST = re.compile(
 _ENVIRON = re.compile(r"/proc/(?:(\d{1,9})|[^\s/]{1,40})/environ\b")
 _OF_ENVIRON = re.compile(r"\s{0,8}(?:export )?RANK=(\d{1,6})\s*")
 _PID_OPTION = re.compile(r"(?:^|\s)(?:-p|--pid)[ =]?(\d{1,9})(?=\s|$)")  # of py-spy, gdb, strace
+_CHILDREN_OF = re.compile(r"\b(?:pgrep\b.{0,40}? -P|ps\b.{0,40}? --ppid)[ =]?(\d{1,9})\b")  # of a process
+_CHILD = re.compile(r"\s{0,8}(\d{1,9})(?:\s.*)?")
+_VALUES = re.compile(r"(\s{1,40})(?:Arguments|Locals):\s*")  # of py-spy, below a frame: no headings are among them
 _RANK_AND_PID = re.compile(r"\branks?\b.*\bpids?\b|\bpids?\b.*\branks?\b", re.IGNORECASE)
 _SAME = re.compile(
     r"\b(?:(?:same (?:\w{1,12} )?as|identical to|just like|as on|like) (?:on )?rank[ _-]?|(?:same as|identical to) )"
@@ -147,9 +160,12 @@ class OwnerHints:
     updated: bool = False  # a line since the last dump gave a hint
     companions: dict[int, tuple[int, ...]] = field(default_factory=dict)  # rank -> the ranks that share its heading
     listed: dict[int, int] = field(default_factory=dict)  # PID -> rank, as a list in the text says
+    parents: dict[int, int] = field(default_factory=dict)  # PID -> PID of its parent, as `pgrep -P` lists its children
     nodes: Callable[[int], int | None] | None = None  # the node of a process, by its number on it, as the text says
     _row: tuple[int, str | None] | None = None  # the line above names this rank and its PID; the host before it
     _environ: int | None = None  # the last command printed the environment of this PID; -1: of several
+    _parent: int | None = None  # the last command lists the children of this PID
+    _values: int | None = None  # indent of the heading of variables, while these go on
     _taken: int | None = None  # rank of the last dump
     _spoke: int | None = None  # the rank that calls itself so in the line above
     _before: tuple[str, str] = ("", "")
@@ -193,6 +209,8 @@ class OwnerHints:
 
     def observe(self, text: str) -> None:
         """Read a line between dumps; most are prose without a reliable hint."""
+        if self._is_value(text):
+            return
         self._since += 1
         before, self._before = self._before, (self._before[1], text)
         row, self._row = self._row, None
@@ -200,6 +218,10 @@ class OwnerHints:
             self._observe_prompt(prompt)
             return
         if not text.strip():
+            return
+        if self._parent is not None and (child := _CHILD.fullmatch(text)):
+            if len(self.parents) < MAX_COMPANIONS:
+                self.parents[int(child[1])] = self._parent
             return
         if listed := PID_FIRST.fullmatch(text):
             self._list(int(listed[1]), int(listed[2]))
@@ -222,6 +244,8 @@ class OwnerHints:
         if self.rank is not None and self.updated and (mark := elision(text)) and mark.said:
             self._observe_alike(mark.rank if mark.rank is not None else self._taken)
             return
+        if self._observe_next(text):
+            return
         if same := _SAME.search(text):
             self._observe_same(_CLAUSE.split(text[: same.start()])[-1] or text[: same.start()], int(same[1]))
             return
@@ -237,6 +261,14 @@ class OwnerHints:
         if self._observe_labels(text) and self.rank is not None and self.pid is not None:
             self._observe_row(row, around)
 
+    def _is_value(self, text: str) -> bool:
+        """True for a variable of a frame, and for the heading of the variables."""
+        if heading := _VALUES.fullmatch(text):
+            self._values = len(heading[1])
+        elif self._values is not None and len(text) - len(text.lstrip()) <= self._values:
+            self._values = None
+        return self._values is not None
+
     def _observe_prompt(self, prompt: Prompt) -> None:
         """The host of the prompt, and the process that its command names."""
         if prompt.host is not None or not prompt.states_host:
@@ -245,16 +277,30 @@ class OwnerHints:
         comment = _COMMENT.search(prompt.command)
         if comment and rank is None and (said := _RANK.search(_OTHER_RANK.sub(" ", comment[0]))):
             rank = int(said[1]) if not _several(comment[0]) else None
+        children = _CHILDREN_OF.search(prompt.command)
+        self._parent = int(children[1]) if children else None
         environ = _ENVIRON.search(prompt.command)
         self._environ = int(environ[1] or -1) if environ else None
         pid, option = _PID.search(prompt.command), _PID_OPTION.search(prompt.command)
-        if pid is None and option and int(option[1]) in self.listed:
+        if pid is None and option and (int(option[1]) in self.listed or int(option[1]) in self.parents):
             pid = option
         elif option and rank is None and self._since > MAX_ABOVE and _DEBUGGER.search(prompt.command):
             self.rank, self.updated = None, False  # the heading further up is that of another tool's dump
         if rank is not None or pid:
             announced = self.rank if self.updated and rank is None else rank  # by a heading above the command
             self.rank, self.pid, self.updated = announced, int(pid[1]) if pid else None, True
+
+    def _observe_next(self, text: str) -> bool:
+        """True for a heading that names a rank and those with the same stack, or the next rank of several."""
+        if like := _LIKE_IT.search(text):
+            others = listed_numbers(re.sub(r"(?<=\d) (?=\d)", ", ", like["others"]), MAX_COMPANIONS)
+            self._announce((int(like["rank"]), *(other for other in others if other != int(like["rank"]))))
+        elif self._taken is not None and (following := _AND_RANK.fullmatch(text)) and int(following[1]) != self._taken:
+            self._announce((int(following[1]),))
+        else:
+            return False
+        self._since = 0
+        return True
 
     def _observe_same(self, front: str, rank: int) -> None:
         """Ranks of which the text only says that their stack is that of another one."""

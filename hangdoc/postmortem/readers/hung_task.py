@@ -76,7 +76,7 @@ def _piece(task: re.Match[str], host: str | None, where: str, source: str, line:
     pid = int(task["pid"])
     at = f" in {where}" if where else ""
     text = f"kernel: {task['comm']} (task {pid}) blocked for more than {task['seconds']} s{at}"
-    fields = {"wchan": where} | ({"storage": "yes"} if where else {})
+    fields = {"wchan": where, "seconds": task["seconds"]} | ({"storage": "yes"} if where else {})
     event = LogEvent("kernel_wait", text, source, line, None, fields)
     return pid, Piece(ProcessRef(host=host, pid=pid), "logs", Logs((event,)))
 

@@ -181,6 +181,8 @@ class LogCollector:
             # With prompts of several hosts, a joined line may hide the one that counts.
             if kind == "port_in_use" and line.host and {*_LOGIN.findall(self.hosts.content)} - {line.host.encode()}:
                 line.host = None
+        elif line.host is None and line.rank is not None:
+            line.host = host_in_front(matched.text, max(matched.text.find(line.text), 0))
         addresses = (fields[name] for name in AT_PEER if name in fields)
         if host := next(filter(None, map(self.host_of, addresses)), None):
             fields["peer_host"] = host

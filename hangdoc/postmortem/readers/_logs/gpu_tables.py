@@ -44,6 +44,7 @@ _HEADS = {
 _NUMBER = re.compile(r"(?<![\w.])(\d{1,6}(?:\.\d{1,4})?) ?(W|MHz|Mhz|%|\u00b0?[cC])?(?![\w.])")
 _GPUSTAT = re.compile(r"\[(\d{1,3})\] .{1,80}\| {0,4}(\d{1,3})(?:'|\u00b0) ?C, {0,4}(\d{1,3}) ?%")
 _HOST = re.compile(r"^\W{0,8}((?=[a-z\d.-]{0,60}\d)[a-z][\w.-]{1,60}):?\W{0,8}$")
+_SAME = re.compile(r"\bsame (?:command|query|thing|one|call)\b|\bsame\W{0,4}$", re.IGNORECASE)
 _DETAILS = {"SM": CLOCK, "GPU Current Temp": TEMPERATURE, "Power Draw": POWER, "Gpu": UTILISATION}  # names in -q
 _BITS = {0x8: "HW Slowdown", 0x20: "SW Thermal Slowdown", 0x40: "HW Thermal Slowdown", 0x80: "HW Power Brake Slowdown"}
 
@@ -55,6 +56,7 @@ class GpuTables:
     found: list[Figure] = field(default_factory=list)
     host: str = ""
     _columns: list[str] = field(default_factory=list)  # of --query-gpu
+    _before: list[str] = field(default_factory=list)  # the columns of the last query
     _heads: list[str] = field(default_factory=list)  # of dmon, rocm-smi, amd-smi, dcgmi
     _gpu: str = ""  # that the next lines describe
     _picked: str = ""  # the only GPU that the last command asks for
@@ -64,6 +66,9 @@ class GpuTables:
     def feed(self, text: str, host: str | None, number: int) -> None:
         if host:
             self._enter(host)
+        self._before = self._columns or self._before
+        if host and _SAME.search(text):  # a prompt: `root@gn7:~# (same command)`
+            self._columns, self._row = self._before, 0
         if not _SHOWS.search(text) and not (self._heads and re.match(r"\W{0,6}\d", text)):
             if not text.strip():
                 self._columns, self._heads = [], []

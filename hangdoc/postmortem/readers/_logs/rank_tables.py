@@ -176,6 +176,8 @@ class RankTables:
             label, owners, values = "", self._owners, cells
         else:
             return None
+        if not any(values):  # a row that only says what happened between two others
+            return []
         name = self.heading if not label or _NUMBER_CELL.fullmatch(label) else label
         step = int(label) if re.fullmatch(r"\d{1,9}", label) else None
         found = [
