@@ -3,7 +3,7 @@
 Users bring their own playbooks, and the library is no sandbox: it reads any attribute of an object of unknown type.
 `_Context` gives a rule access to the fields of facts and to nothing else.
 
-Imported only when playbooks are loaded: the library builds its parser tables at import (0.3 s).
+Imported only when playbooks are loaded: the library takes a while.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rule_engine import Context, DataType, Rule, ast, builtins, errors
-
 from hangdoc.analysis import thresholds
 from hangdoc.analysis.facts import Schema
 from hangdoc.evidence.record import field_names
 from hangdoc.formatting import suggestion
 from hangdoc.rules import regex_limits, time_limit
 from hangdoc.rules.conditions import OBSERVED, UNOBSERVED, Kind, Path, RuleError, Term, Truth, value
+from hangdoc.rules.engine import Context, DataType, Rule, ast, builtins, errors
 from hangdoc.rules.tokens import REMEDY, tokens
 
 MAX_NESTING = 60  # levels of a term; `a + b + c` has two

@@ -65,7 +65,7 @@ def tokens(text: str) -> list[Token]:
 
 
 def _check_pattern(literal: str, searched: bool) -> None:
-    from rule_engine import Rule, errors
+    from hangdoc.rules.engine import Rule, errors
 
     try:
         regex_limits.check(str(Rule(literal).evaluate(None)), searched)

@@ -163,6 +163,7 @@ class LogsJob:
     port: str | None = None  # port that was already in use
     lacks: str | None = None  # interface that is configured but missing
     loopback: str | None = None  # the reason why a rank advertises a loopback address
+    loopback_by: tuple[Suspect, ...] = ()  # that rank, if nothing else is known of it
     unreached: str | None = None  # rendezvous address that could not be reached
     unresolved: bool = False  # only because its name was unknown, at least for a time
     unmeshed: str | None = None  # log line: a rank could not connect to its peers (gloo)
@@ -411,6 +412,7 @@ def _job_facts(job: _Findings, errors: Mapping[Key, LogEvent]) -> LogsJob:
         one_refused=any("refused" in fields for fields in rendezvous.of_rank.values()),
         cut_off=any(True for _ in logs.all(*TIMEOUTS, "connect_failed", "clients_missing", "unreachable")),
         beyond=hardware.peers,
+        loopback_by=(Suspect(rendezvous.on_loopback),) if rendezvous.on_loopback is not None else (),
         taken_on=(Suspect(None, None, rendezvous.taken_on),) if rendezvous.taken_on else (),
         ports=tuple(Suspect(None, None, host) for host in hardware.port_hosts),
         gpus=tuple(Suspect(None, None, host) for host in hardware.gpu_hosts),

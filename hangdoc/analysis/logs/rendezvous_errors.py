@@ -28,6 +28,7 @@ class RendezvousErrors:
     joined: int | None = None  # ranks that had joined when it gave up
     endpoint: str | None = None  # address and port of the rendezvous
     unresolved: bool = False  # only a name that could not be resolved shows it, and that may have changed
+    on_loopback: int | None = None  # a rank without any evidence that advertises a loopback address
     taken_on: str | None = None  # host on which a port was in use
     unattributed: RendezvousFields = field(default_factory=lambda: RendezvousFields())  # errors of no known rank
     of_rank: dict[Key, RendezvousFields] = field(default_factory=dict)
@@ -95,6 +96,9 @@ def _add_loopback_peer(found: RendezvousErrors, logs: JobLogs, event: LogEvent) 
     if not address.startswith("127."):
         return
     why = f"it advertises {address}, which on every host is that host itself"
-    peer = logs.keys.get(1 - rank) if rank in (0, 1) and number(event, "size") == 2 else None
+    other = 1 - rank if rank in (0, 1) and number(event, "size") == 2 else None
+    peer = logs.keys.get(other) if other is not None else None
+    if peer is None and other is not None:  # it has written nothing
+        found.on_loopback = other
     fields = found.unattributed if peer is None else found.of_rank.setdefault(peer, RendezvousFields())
     fields.setdefault("loopback", why)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import queue
 import subprocess
@@ -12,6 +13,7 @@ import weakref
 from array import array
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -28,11 +30,13 @@ from hangdoc.system import input_limits
 
 CPU_S, CPU_BYTES_S = 2, 20 << 20  # CPU seconds to digest a pickle, plus one per CPU_BYTES_S bytes
 MAX_WORKERS = 2
+PIPE_BYTES = 1 << 20  # the most that Linux allows everyone: a dump is written at once, and no thread waits in between
 WAITED_S = 1.0  # for dumps that are not digested yet, until a second child process is worth its 20 MiB
 MAX_AHEAD = 256  # dumps that are digested before they are read,
 MAX_AHEAD_BYTES = 64 << 20  # and their size on disk
 MAX_ANSWER = 16  # times the size of the pickle, plus
 ANSWER_FLOOR = 1 << 20  # bytes
+SWITCH_S = 0.0005  # between Python threads, instead of 0.005: else those that feed the children wait for the reader
 PROGRAM = Path(_fr_worker.__file__)
 PROTOCOL = b"\x80"  # first byte of a pickle of protocol 2 or newer
 
@@ -58,12 +62,13 @@ class _Worker:
     @classmethod
     def started(cls) -> _Worker:
         pipe = subprocess.PIPE
-        return cls(
-            subprocess.Popen(
-                [sys.executable, "-I", "-S", str(PROGRAM)],
-                stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True,
-            )
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(PROGRAM)],
+            stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
+        with suppress(OSError):  # a smaller limit for pipes: several writes a dump
+            fcntl.fcntl(pipes(process)[0], fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        return cls(process)
 
     def ask(self, data: bytes, packed: int) -> tuple[bytes, bytes]:
         """The answer. Raises OSError if the process has ended, or answers more than a dump can hold."""
@@ -93,6 +98,7 @@ class DumpPool:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads = 0
         self._waited_s = 0.0
+        self._switch_s = sys.getswitchinterval()
         weakref.finalize(self, _end, self._jobs, self._processes)
 
     def look_ahead(self, source: Source, following: Iterable[Source]) -> None:
@@ -125,6 +131,7 @@ class DumpPool:
         for _ in range(self._threads):
             self._jobs.put(None)
         self._threads = 0
+        sys.setswitchinterval(self._switch_s)
 
     def _submit(self, source: Source) -> None:
         future: Future[Digested | None] = Future()
@@ -133,6 +140,7 @@ class DumpPool:
         wanted = MAX_WORKERS if self._waited_s > WAITED_S else 1
         if self._threads < min(wanted, os.cpu_count() or 1):
             self._threads += 1
+            sys.setswitchinterval(SWITCH_S)
             # The thread must not keep the pool alive.
             arguments = (self._jobs, self._processes, self._making, self.shared)
             threading.Thread(target=_work, args=arguments, daemon=True).start()
