@@ -36,6 +36,7 @@ GROUPS = (
     "eleventh",
     "twelfth",
     "thirteenth",
+    "fourteenth",
 )
 CLASSES = (
     "collective_wait",

@@ -57,7 +57,8 @@ class ArrivalsDetector(Detector[object, ArrivalsJob]):
         size = max((at for event in announced if (at := number(event, "size")) is not None), default=logs.named)
         if limits.valid_world_size(size) is None or size is None or _went_on(logs):
             return {}, ArrivalsJob()
-        ranks = Counter(rank for event in announced if (rank := _rank_in(event, size)) is not None)
+        lines = {(event.source, event.line): rank for event in announced if (rank := _rank_in(event, size)) is not None}
+        ranks = Counter(lines.values())
         here = set(ranks)
         absent = limits.absent_ranks(size, {*here, *logs.keys})
         if absent and len(here) > 1 and ranks.total() == size and len(set(ranks.values())) == 1:

@@ -26,6 +26,7 @@ from hangdoc.postmortem.readers._frames import (
     stacks_record,
     variable,
 )
+from hangdoc.postmortem.readers._host_names import prompt_of
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, json_documents_with_context, text_lines
 
 _PROCESS = re.compile(r"(Parent )?Process (\d{1,9}): (.*)")
@@ -139,6 +140,9 @@ class _Parser:
             self._threads[-1].leave_out(mark)
             return True
         if self._section is not None and self._variables:
+            if prompt_of(text):  # the next command: a value has no more lines
+                self._close()
+                return False
             before = self._variables[-1][1]
             if sum(map(len, before)) < _TEXT:
                 before.append(text[:_TEXT])
