@@ -58,6 +58,17 @@ class IdentifiedSource:
     format: str | None  # name of the reader; None: not recognised
 
 
+# Of all that can be read: what most people can still collect, and what says most.
+FIRST_TO_COLLECT = (
+    "py-spy dump",
+    "training log",
+    "Flight Recorder dump",
+    "ps or top output",
+    "kernel log with blocked tasks",
+)
+FORMATS = "docs/post-mortem.md"
+
+
 @dataclass(frozen=True, slots=True)
 class JobReport:
     """The verdict of one job, with the facts behind it."""
@@ -235,6 +246,10 @@ def _why_no_head(source: Source) -> str:
 
 
 def _unrecognised_text(names: Sequence[str], readers: Sequence[Reader]) -> str:
-    helps = "\n".join(f"  {reader.name}: {reader.help}" for reader in readers)
-    where = ", ".join(names)
-    return f"no evidence of a training job in {where}. Known formats, and how to collect them next time:\n{helps}"
+    helps = {reader.name: reader.help for reader in readers}
+    best = "\n".join(f"  {name}: {helps[name]}" for name in FIRST_TO_COLLECT)
+    return (
+        f"no evidence of a training job in {', '.join(names)}. While the job runs, `hangdoc watch --once` on one of "
+        f"its hosts says most. Later, these files help most:\n{best}\n"
+        f"hangdoc reads {len(readers) - len(FIRST_TO_COLLECT)} more kinds of text: see {FORMATS}"
+    )

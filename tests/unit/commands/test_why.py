@@ -131,6 +131,8 @@ def test_a_file_that_is_no_evidence(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert cli.run(["runbook", "straggler", "--why", str(tmp_path / "note.txt")]) == 3
     captured = capsys.readouterr()
     assert "no evidence of a training job" in captured.err
+    assert "py-spy dump: `py-spy dump" in captured.err, "what to collect"
+    assert captured.err.count("\n") < 12, "no catalogue"
     assert captured.out == ""
 
 
