@@ -60,6 +60,28 @@ def ranks_with_shorter_loops(logs: JobLogs, timed_out: bool) -> dict[int, str]:
     return {}
 
 
+def ranks_with_another_start(logs: JobLogs) -> dict[int, str]:
+    """The last count of each rank, if all advance alike, but from different starts: some resumed, and others did not.
+
+    Their lines are side by side, so that they are of one time.
+    """
+    ranks = {key: rank for rank, key in logs.keys.items()}
+    newest: dict[int, LogEvent] = {}
+    for key, event in logs.of_ranks("progress"):
+        if key in ranks and number(event, "every") is not None and event.fields.get("unit") != LENGTH:
+            newest[ranks[key]] = event
+    lines = [event.line for event in newest.values()]
+    distances = {number(event, "every") or 0 for event in newest.values()}
+    units = {event.fields.get("unit") for event in newest.values()}
+    if len(newest) < len(logs.keys) or len(newest) < 2 or len(distances) > 1 or len(units) > 1:
+        return {}
+    counts = {rank: number(event, "at") or 0 for rank, event in newest.items()}
+    spread = max(counts.values()) - min(counts.values())
+    if max(lines) - min(lines) > 2 * len(newest) or spread <= min(distances) or min(distances) < 1:
+        return {}
+    return {rank: f"step {count}" for rank, count in counts.items()}
+
+
 def ranks_past_their_loop(logs: JobLogs) -> dict[int, str]:
     """Ranks that logged the end of their epoch while at least as many still log steps, and the evidence.
 

@@ -14,7 +14,7 @@ from math import isfinite
 from statistics import median
 
 from hangdoc.analysis import Case, Detector, Key
-from hangdoc.analysis.logs.counters import FAREWELL
+from hangdoc.analysis.logs.counters import FAREWELL, ranks_with_another_start
 from hangdoc.analysis.logs.log_events import JobLogs, job_logs, number
 from hangdoc.analysis.thresholds import AT_ONE_PLACE, COMPARABLE_RANKS, MUCH_MORE_CPU, ROUNDING
 from hangdoc.evidence.logs import LogEvent
@@ -41,6 +41,7 @@ class PrintedJob:
 
     apart: str | None = None  # name of a value in which ranks differ: "weights sha1"
     step: int | None = None  # of these lines
+    restarted: bool = False  # it is the step, which they count from different starts
     exact: bool = False  # a checksum or a checkpoint, not a number that is rounded
     usual: str | None = None  # the value of most ranks; None: there is none
     apart_runs: bool = False  # nothing shows that those of `alone` belong to one job: no rank, no launcher
@@ -78,6 +79,16 @@ class PrintedDetector(Detector[PrintedFacts, PrintedJob]):
                     value != usual if majority else None, f"{name} {value}", nonfinite.get(key), slow.get(key)
                 )
                 for key, value in values.items()
+            }, found
+        if starts := ranks_with_another_start(logs):
+            (usual, count), *others = Counter(starts.values()).most_common()
+            # Where as many resumed as began anew, those are wrong that count from the lower start.
+            if others and count == others[0][1]:
+                usual = max(starts.values(), key=lambda text: int(text.partition(" ")[2]))
+            found = replace(found, apart="step", restarted=True, usual=usual)
+            return nothing | {
+                logs.keys[rank]: PrintedFacts(value != usual, value, nonfinite.get(logs.keys[rank]))
+                for rank, value in starts.items()
             }, found
         return nothing, found
 
