@@ -63,7 +63,7 @@ def ranks_with_shorter_loops(logs: JobLogs, timed_out: bool) -> dict[int, str]:
 def ranks_with_another_start(logs: JobLogs) -> dict[int, str]:
     """The last count of each rank, if all advance alike, but from different starts: some resumed, and others did not.
 
-    Their lines are side by side, so that they are of one time.
+    Their last lines follow one another, so that they are of one time.
     """
     ranks = {key: rank for rank, key in logs.keys.items()}
     newest: dict[int, LogEvent] = {}
@@ -77,7 +77,7 @@ def ranks_with_another_start(logs: JobLogs) -> dict[int, str]:
         return {}
     counts = {rank: number(event, "at") or 0 for rank, event in newest.items()}
     spread = max(counts.values()) - min(counts.values())
-    if max(lines) - min(lines) > 2 * len(newest) or spread <= min(distances) or min(distances) < 1:
+    if max(lines) - min(lines) >= len(newest) or spread <= min(distances) or min(distances) < 1:
         return {}
     return {rank: f"step {count}" for rank, count in counts.items()}
 
