@@ -30,9 +30,7 @@ class ArrivalsJob:
     come: int = 0  # ranks that did
     size: int | None = None  # ranks of the job
     line: str | None = None  # the last announcement
-    twice: str | None = (
-        None  # "ranks 0-1": ranks that several processes took, so that the numbers of others were never taken
-    )
+    twice: str | None = None  # "ranks 0-1": several processes took each of these numbers, and nobody the others
     counted: str | None = None  # the last line by which a launcher still waits: "waiting for workers: 7/8 ready"
 
 
