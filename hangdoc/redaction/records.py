@@ -47,6 +47,7 @@ __all__ = ["LONGEST", "Mask", "hidden", "mask_text", "masked"]
 
 T = TypeVar("T")
 _NUMBERS = (int, float, bool, type(None))
+_LONG = 64  # parts of a tuple that is remembered
 _SHORTEST = 6  # characters; a shorter text is not masked
 
 
@@ -94,9 +95,7 @@ class Mask:
         if kind in _NUMBERS:
             return value
         if isinstance(value, tuple):
-            seen = self._known.get  # dumps of many ranks share most of their thousand calls
-            parts = tuple([found[1] if (found := seen(id(part))) else self._any(part) for part in value])
-            return value if all(map(is_, parts, value)) else parts
+            return self._tuple(value)
         if isinstance(value, Mapping):
             return self._mapping(value)
         if isinstance(value, list):
@@ -109,6 +108,18 @@ class Mask:
         if _holds_more(kind):
             self._known[id(value)] = known
         return known[1]
+
+    def _tuple(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Long ones are remembered, and their parts: dumps of many ranks share most of their thousand calls."""
+        seen = self._known.get
+        if len(value) >= _LONG and (known := seen(id(value))):
+            shown: tuple[Any, ...] = known[1]
+            return shown
+        parts = tuple([found[1] if (found := seen(id(part))) else self._any(part) for part in value])
+        shown = value if all(map(is_, parts, value)) else parts
+        if len(value) >= _LONG:
+            self._known[id(value)] = value, shown
+        return shown
 
     def _mapping(self, value: Mapping[Any, Any]) -> Mapping[Any, Any]:
         """Masks keys as plain text, and string values by their key and content."""

@@ -9,12 +9,18 @@ from dataclasses import dataclass, field
 
 from hangdoc.analysis import Case, Key, Suspect
 from hangdoc.analysis.logs.common_peer import peer_of
-from hangdoc.analysis.logs.log_events import JobLogs, known_host
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, known_host
 from hangdoc.evidence.logs import LogEvent
 
 # Interfaces and addresses that cannot reach another host.
 INTERNAL = re.compile(r"^(?:docker|br-|veth|virbr|cni|flannel|cali|kube|lxc|podman|lo$)|^tun(?:l\d)?$")
 INTERNAL_ADDRESS = re.compile(r"^(?:127\.|169\.254\.)")
+# Of the driver about a broken GPU (driver_types.h); an illegal address or a failed assertion is of the program.
+CUDA_ERROR = re.compile(
+    r"(?:CUDA|HIP) error: (?:unknown error|unspecified launch failure|GPU is lost|device not ready"
+    r"|all CUDA-capable devices|(?:an )?uncorrectable|hardware stack error|no CUDA-capable device)",
+    re.IGNORECASE,
+)
 MAX_TEXT = 200  # characters of a message
 FLUSHED = 5  # IBV_WC_WR_FLUSH_ERR: only the consequence of an earlier error
 STATUSES = {
@@ -78,8 +84,9 @@ def hardware_errors(case: Case, logs: JobLogs) -> HardwareErrors:
             (found.gpus, found.gpu_hosts, _format_gpu(events)),
         ):
             ranks = [key for key in case.ranks if key[0] == host]
-            if texts is found.gpus and text and (aborted := _aborted(logs, host)) is not None:
-                found.gpus.setdefault(aborted, text)
+            failed = _aborted(logs, host) or _failed_by_its_gpu(logs, host)
+            if texts is found.gpus and text and failed is not None:
+                found.gpus.setdefault(failed, text)
             if text and not any(key in texts for key in ranks):
                 hosts[host] = text
     return found
@@ -111,6 +118,18 @@ def _aborted(logs: JobLogs, host: str) -> Key | None:
     key, failure = failed[0]
     same_host = key[0] == host or failure.fields.get("host") == host
     return key if same_host and failure.fields.get("code") in ABORTED and "root" in failure.fields else None
+
+
+def _failed_by_its_gpu(logs: JobLogs, host: str) -> Key | None:
+    """The only rank of a host that reports an error of CUDA, and no timeout. None: none, or several."""
+    reporting = [
+        key
+        for key, events in logs.ranks.items()
+        if key[0] == host
+        and any(CUDA_ERROR.search(event.text + event.fields.get("error", "")) for event in events)
+        and not any(event.kind in TIMEOUTS for event in events)
+    ]
+    return reporting[0] if len(reporting) == 1 else None
 
 
 def _internal_interface(event: LogEvent) -> str | None:

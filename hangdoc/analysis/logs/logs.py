@@ -327,10 +327,14 @@ def _gradless(events: Sequence[LogEvent]) -> str | None:
 
 
 def _all_alike(logs: JobLogs, errors: Mapping[Key, LogEvent]) -> bool:
-    """True if every rank raised the same exception at the same place: numbers in it may differ."""
-    alike = {(_NUMBERS.sub("#", event.text), event.fields.get("site")) for event in errors.values()}
+    """True if every rank raised the same exception at the same place: numbers in it may differ.
+
+    People show the whole traceback of one rank; of the others, the last line has no place.
+    """
+    texts = {_NUMBERS.sub("#", event.text) for event in errors.values()}
+    sites = {event.fields.get("site") for event in errors.values()} - {None}
     whole = errors.keys() == set(logs.keys.values()) and logs.size in (None, len(errors))
-    return whole and len(errors) > 1 and len(alike) == 1
+    return whole and len(errors) > 1 and len(texts) == 1 and len(sites) < 2
 
 
 def _job_facts(job: _Findings, errors: Mapping[Key, LogEvent]) -> LogsJob:

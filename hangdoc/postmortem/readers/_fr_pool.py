@@ -34,6 +34,7 @@ PIPE_BYTES = 1 << 20  # the most that Linux allows everyone: a dump is written a
 WAITED_S = 1.0  # for dumps that are not digested yet, until a second child process is worth its 20 MiB
 MAX_AHEAD = 256  # dumps that are digested before they are read,
 MAX_AHEAD_BYTES = 64 << 20  # and their size on disk
+MAX_ALIKE = 1024  # lists of calls that are kept, for ranks that made the same ones
 MAX_ANSWER = 16  # times the size of the pickle, plus
 ANSWER_FLOOR = 1 << 20  # bytes
 SWITCH_S = 0.0005  # between Python threads, instead of 0.005: else those that feed the children wait for the reader
@@ -58,6 +59,8 @@ class _Worker:
     process: subprocess.Popen[bytes]
     calls: list[tuple[RecordedCall, str, str]] = field(default_factory=list)  # with its group's raw name and label
     stacks: list[list[Any]] = field(default_factory=list)
+    # By the numbers of its calls: ranks of the same groups make the same calls. With the labels of their groups.
+    entries: dict[bytes, tuple[tuple[RecordedCall, ...], dict[str, str]]] = field(default_factory=dict)
 
     @classmethod
     def started(cls) -> _Worker:
@@ -199,13 +202,18 @@ def _record(worker: _Worker, meta: bytes, indices: bytes, shared: SharedParts) -
         entry["frames"] = worker.stacks[entry["frames"]]
         worker.calls.append((*entries.made(entry, entry["thread"]), label(entry["process_group"])))
     numbers = array("I", indices)
-    labels: dict[str, str] = {}
-    for number in dict.fromkeys(numbers):
-        _, group, named = worker.calls[number]
-        labels.setdefault(group, named)
+    if indices not in worker.entries:
+        if len(worker.entries) >= MAX_ALIKE:
+            worker.entries.clear()
+        labels: dict[str, str] = {}
+        for number in dict.fromkeys(numbers):
+            _, group, named = worker.calls[number]
+            labels.setdefault(group, named)
+        worker.entries[indices] = tuple(entries.closed([worker.calls[number][0] for number in numbers])), labels
+    calls, labels = worker.entries[indices]
     record = replace(
         trace_header(answer["head"], shared),
-        entries=tuple(entries.closed([worker.calls[number][0] for number in numbers])),
+        entries=calls,
         labels=labels,
         begun=tuple([time / 1e9 for time in answer["times"]]),
         missed=max(0, answer["first"] or 0),

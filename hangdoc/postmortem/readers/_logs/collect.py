@@ -384,10 +384,14 @@ class LogCollector:
         """
         one = self.origins.only_rank is not None
         ending = read_ending(summary.tail, summary.lines, self.style, self.origins.origin_of, one)
-        events = [event for part in self.events.values() for event in (*part.first, *part.last)]
-        known = {event.text[:80] for event in events if event.kind != NOTICE}
+        known: dict[str, set[int | None]] = defaultdict(set)  # text -> ranks
+        for (_, by), part in self.events.items():
+            for event in (*part.first, *part.last):
+                known[event.text[:80] if event.kind != NOTICE else ""].add(by.rank)
         for origin, error in ending.errors:
-            if LAUNCHER_EXCEPTIONS.search(error.type) or error.text[:80] in known:
+            ranks = known.get(error.text[:80])
+            also = error.by_torch and ranks is not None and not {None, origin.rank} & ranks  # by another rank, too
+            if LAUNCHER_EXCEPTIONS.search(error.type) or (ranks is not None and not also):
                 continue
             part = self.events.get((self.run, origin), _OriginEvents())
             tracebacks = [event.line for event in (*part.first, *part.last) if event.kind == "exception"]

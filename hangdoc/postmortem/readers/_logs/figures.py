@@ -83,6 +83,7 @@ _EACH_ITS_OWN = re.compile(
 )
 _COUNTED = frozenset({"step", "steps", "iter", "iters", "iteration", "it", "update", "batch", "epoch", "at"})
 _STATISTICS = re.compile(r"\b(?:min|max|avg|mean|median|std|p50|p99|slowdown)\b", re.IGNORECASE)
+_LEFT_OUT = re.compile(r"[\s\[\]|]{0,20}(?:\.{2,10}|\u2026)[\s\[\]|]{0,20}")  # rows of a list or table
 _HOST_ROW = re.compile(  # of a list below a heading, as in `throughput per node (tokens/s)`
     rf"\W{{0,8}}({NAME})[\s:=|]{{1,40}}(\d{{1,15}}(?:,\d{{3}}){{0,4}}(?:\.\d{{1,12}})?)(?: ?({UNIT}))?\W*"
 )
@@ -194,6 +195,8 @@ def _values(line: Line, raw: str, block: _Block, whole: bool) -> Iterator[Value]
     text = _norms_named(_OTHER.sub(" ", line.text))
     if not text.strip():
         block.tables.close()
+        return
+    if _LEFT_OUT.fullmatch(text):
         return
     if (row := block.tables.feed(text, raw, block.heading)) is not None:
         if not row and re.search("[A-Za-z]", text):
