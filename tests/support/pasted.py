@@ -37,6 +37,7 @@ GROUPS = (
     "twelfth",
     "thirteenth",
     "fourteenth",
+    "fifteenth",
 )
 CLASSES = (
     "collective_wait",
