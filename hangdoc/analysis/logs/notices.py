@@ -64,7 +64,6 @@ class NoticesFacts:
     peer_access_redirected: str | None = None  # PCIe bridges of its host redirect transfers between devices
     peer_access_fault: str | None = None  # the IOMMU of its host refused an access of a device
     peer_access_off: str | None = None  # somebody says that it works without transfers between GPUs
-    storage_lost_on_host: bool | None = None  # `storage_lost` in a line about its host, and not about a rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +184,7 @@ class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
             shown = {key[0] for key, own_texts in of_rank.items() if kind in own_texts}
             suspects[kind] = {one: None for one in found if one.rank is not None or one.host not in shown}
         of_job: dict[str, Any] = {f"{kind}_at": tuple(found)[:MAX_SUSPECTS] for kind, found in suspects.items()}
-        lost_on = {one.host for one in suspects.get("storage_lost", ()) if one.rank is None}
-        facts = {key: NoticesFacts(storage_lost_on_host=key[0] in lost_on, **found) for key, found in of_rank.items()}
-        return facts, NoticesJob(**(of_job | texts))
+        return {key: NoticesFacts(**found) for key, found in of_rank.items()}, NoticesJob(**(of_job | texts))
 
 
 def _notices(logs: JobLogs) -> Iterator[tuple[Key | None, str | None, LogEvent]]:

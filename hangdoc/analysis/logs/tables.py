@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.logs.log_events import JobLogs, job_logs, known_host, last
-from hangdoc.analysis.logs.notices import MAX_SUSPECTS
+from hangdoc.analysis.logs.notices import MAX_SUSPECTS, NoticesJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,7 @@ class TablesFacts:
     uninterruptible: str | None = None  # line: it is in state D
     storage: bool | None = None  # it is in state D in a function of a file system
     reported: bool | None = None  # the kernel itself reports that it has been in state D for minutes
+    storage_lost: bool | None = None  # a line about its host, and about no rank: its storage is lost
     helpers: bool | None = None  # processes that it started are in that state, and not the rank itself
     defunct: str | None = None  # line: it has ended, and its launcher has not reaped it
 
@@ -39,7 +40,8 @@ class TablesDetector(Detector[TablesFacts, TablesJob]):
         logs = job_logs(case)
         if logs is None:
             return dict.fromkeys(case.ranks, TablesFacts()), TablesJob()
-        return {key: _facts(logs, key) for key in case.ranks}, _job(logs)
+        lost = {one.host for one in case.job(NoticesJob).storage_lost_at if one.rank is None}
+        return {key: replace(_facts(logs, key), storage_lost=key[0] in lost) for key in case.ranks}, _job(logs)
 
 
 def _facts(logs: JobLogs, key: Key) -> TablesFacts:
