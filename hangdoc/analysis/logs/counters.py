@@ -72,8 +72,8 @@ def ranks_with_another_start(logs: JobLogs) -> dict[int, str]:
             newest[ranks[key]] = event
     lines = [event.line for event in newest.values()]
     distances = {number(event, "every") or 0 for event in newest.values()}
-    units = {event.fields.get("unit") for event in newest.values()}
-    if len(newest) < len(logs.keys) or len(newest) < 2 or len(distances) > 1 or len(units) > 1:
+    alike = {(event.source, event.fields.get("unit")) for event in newest.values()}
+    if len(newest) < len(logs.keys) or len(newest) < 2 or len(distances) > 1 or len(alike) > 1:
         return {}
     counts = {rank: number(event, "at") or 0 for rank, event in newest.items()}
     spread = max(counts.values()) - min(counts.values())
