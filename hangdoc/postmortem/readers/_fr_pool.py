@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import queue
 import subprocess
@@ -13,7 +12,6 @@ import weakref
 from array import array
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -30,7 +28,6 @@ from hangdoc.system import input_limits
 
 CPU_S, CPU_BYTES_S = 2, 20 << 20  # CPU seconds to digest a pickle, plus one per CPU_BYTES_S bytes
 MAX_WORKERS = 2
-PIPE_BYTES = 1 << 20  # the most that Linux allows everyone: a dump is written at once, and no thread waits in between
 WAITED_S = 1.0  # for dumps that are not digested yet, until a second child process is worth its 20 MiB
 MAX_AHEAD = 256  # dumps that are digested before they are read,
 MAX_AHEAD_BYTES = 64 << 20  # and their size on disk
@@ -65,13 +62,12 @@ class _Worker:
     @classmethod
     def started(cls) -> _Worker:
         pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(PROGRAM)],
-            stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True,
+        return cls(
+            subprocess.Popen(
+                [sys.executable, "-I", "-S", str(PROGRAM)],
+                stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True,
+            )
         )  # fmt: skip
-        with suppress(OSError):  # a smaller limit for pipes: several writes a dump
-            fcntl.fcntl(pipes(process)[0], fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        return cls(process)
 
     def ask(self, data: bytes, packed: int) -> tuple[bytes, bytes]:
         """The answer. Raises OSError if the process has ended, or answers more than a dump can hold."""
