@@ -60,10 +60,10 @@ def ranks_with_shorter_loops(logs: JobLogs, timed_out: bool) -> dict[int, str]:
     return {}
 
 
-def ranks_with_another_start(logs: JobLogs) -> dict[int, str]:
-    """The last count of each rank, if all advance alike, but from different starts: some resumed, and others did not.
+def counts_from_different_starts(logs: JobLogs) -> dict[int, int]:
+    """The last count of each rank, if all advance alike from different starts: some resumed, and others did not.
 
-    Their last lines follow one another, so that they are of one time.
+    Only if their last lines follow one another: then they were written at about the same time. Else empty.
     """
     ranks = {key: rank for rank, key in logs.keys.items()}
     newest: dict[int, LogEvent] = {}
@@ -79,7 +79,7 @@ def ranks_with_another_start(logs: JobLogs) -> dict[int, str]:
     spread = max(counts.values()) - min(counts.values())
     if max(lines) - min(lines) >= len(newest) or spread <= min(distances) or min(distances) < 1:
         return {}
-    return {rank: f"step {count}" for rank, count in counts.items()}
+    return counts
 
 
 def ranks_past_their_loop(logs: JobLogs) -> dict[int, str]:

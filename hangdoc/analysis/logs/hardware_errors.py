@@ -79,14 +79,14 @@ def hardware_errors(case: Case, logs: JobLogs) -> HardwareErrors:
                 chosen[used].add(host)
     found.nic_shared = _shared(chosen)
     for host, events in by_host.items():
+        ranks = [key for key in case.ranks if key[0] == host]
+        gpu = _format_gpu(events)
+        if gpu and (failed := _aborted(logs, host) or _failed_by_its_gpu(logs, host)):
+            found.gpus.setdefault(failed, gpu)
         for texts, hosts, text in (
             (found.ports, found.port_hosts, _format_ports(events)),
-            (found.gpus, found.gpu_hosts, _format_gpu(events)),
+            (found.gpus, found.gpu_hosts, gpu),
         ):
-            ranks = [key for key in case.ranks if key[0] == host]
-            failed = _aborted(logs, host) or _failed_by_its_gpu(logs, host)
-            if texts is found.gpus and text and failed is not None:
-                found.gpus.setdefault(failed, text)
             if text and not any(key in texts for key in ranks):
                 hosts[host] = text
     return found

@@ -14,7 +14,7 @@ from math import isfinite
 from statistics import median
 
 from hangdoc.analysis import Case, Detector, Key
-from hangdoc.analysis.logs.counters import FAREWELL, ranks_with_another_start
+from hangdoc.analysis.logs.counters import FAREWELL, counts_from_different_starts
 from hangdoc.analysis.logs.log_events import JobLogs, job_logs, number
 from hangdoc.analysis.thresholds import AT_ONE_PLACE, COMPARABLE_RANKS, MUCH_MORE_CPU, ROUNDING
 from hangdoc.evidence.logs import LogEvent
@@ -80,16 +80,13 @@ class PrintedDetector(Detector[PrintedFacts, PrintedJob]):
                 )
                 for key, value in values.items()
             }, found
-        if starts := ranks_with_another_start(logs):
-            (usual, count), *others = Counter(starts.values()).most_common()
-            # Where as many resumed as began anew, those are wrong that count from the lower start.
-            if others and count == others[0][1]:
-                usual = max(starts.values(), key=lambda text: int(text.partition(" ")[2]))
-            found = replace(found, apart="step", restarted=True, usual=usual)
+        if counts := counts_from_different_starts(logs):
+            tally = Counter(counts.values())
+            most = max(tally, key=lambda at: (tally[at], at))  # if as many resumed as began anew, the higher count
             return nothing | {
-                logs.keys[rank]: PrintedFacts(value != usual, value, nonfinite.get(logs.keys[rank]))
-                for rank, value in starts.items()
-            }, found
+                logs.keys[rank]: PrintedFacts(at != most, f"step {at}", nonfinite.get(logs.keys[rank]))
+                for rank, at in counts.items()
+            }, replace(found, apart="step", restarted=True, usual=str(most))
         return nothing, found
 
 
