@@ -78,12 +78,14 @@ class Termination:
         """The second thread. The kernel prefers the main thread, so only unhandled signals arrive here.
 
         Such a signal wakes nobody else, but it stays in the queue of the process, from which a new wait takes it
-        (complete_signal and dequeue_signal in kernel/signal.c). So this thread waits again and again.
+        (complete_signal and dequeue_signal in kernel/signal.c). So this thread asks again and again. It does not wait
+        in sigtimedwait: if a stop outlasts the timeout, CPython (seen with 3.11) returns a signal that nobody sent.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, handled)
         main = threading.main_thread().ident or 0
         while self._code is None or time.monotonic() - self._began_s < CLEANUP_S:
-            taken = signal.sigtimedwait(handled, POLL_S)
+            time.sleep(POLL_S)
+            taken = signal.sigtimedwait(handled, 0)
             if taken is not None and self._code is None:
                 self._begin(INTERRUPTED if taken.si_signo == signal.SIGINT else 128 + taken.si_signo)
                 signal.pthread_kill(main, taken.si_signo)

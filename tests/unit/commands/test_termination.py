@@ -95,3 +95,16 @@ def test_a_second_signal_does_not_interrupt_the_cleaning_up(tmp_path: Path) -> N
     assert process.stderr.readline() == "cleans\n"
     ends(process, signal.SIGTERM, 143)
     assert done.exists()
+
+
+def test_a_stop_is_no_end() -> None:
+    """Ctrl-Z and `fg`: a wait for signals that the stop outlasts returns a signal that nobody sent (CPython 3.11)."""
+    process = begun("time.sleep(60)")
+    at_rest(process.pid, process.pid)
+    for _ in range(3):
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.3)
+    assert process.poll() is None
+    ends(process, signal.SIGTERM, 143)
