@@ -32,8 +32,9 @@ def launch() -> int:
                 ranks[0].kill()
             codes.append(ranks[0].wait())
         finally:
-            for rank in ranks:
-                rank.kill()
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # together: none may report that it lost the other
+                for rank in ranks:
+                    rank.send_signal(number)
         if not any(codes) or END != "restarts":
             break
     return 1 if any(codes) else 0
