@@ -38,6 +38,7 @@ GROUPS = (
     "thirteenth",
     "fourteenth",
     "fifteenth",
+    "sixteenth",
 )
 CLASSES = (
     "collective_wait",

@@ -7,6 +7,7 @@ one has come. Where most ranks of a known number have printed it and nothing fol
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
@@ -52,20 +53,23 @@ class ArrivalsDetector(Detector[object, ArrivalsJob]):
             ):
                 return {}, ArrivalsJob((), joined, expected, counted[-1].text, counted[-1].text)
         announced = [event for event in logs.all(KIND) if _is_certain(event, logs)]
-        size = max((at for event in announced if (at := number(event, "size")) is not None), default=logs.named)
+        waiting = [event for event in logs.all("barrier_of_store") if "rank" in event.fields]
+        sizes = (*(number(event, "size") for event in announced), *(number(event, "expected") for event in waiting))
+        size = max((at for at in sizes if at is not None), default=logs.named)
         if limits.valid_world_size(size) is None or size is None or _went_on(logs):
             return {}, ArrivalsJob()
         lines = {(event.source, event.line): rank for event in announced if (rank := _rank_in(event, size)) is not None}
         ranks = Counter(lines.values())
-        here = set(ranks)
+        here = {*ranks, *_waiting(waiting, size)}
         absent = limits.absent_ranks(size, {*here, *logs.keys})
+        line = next((events[-1].text for events in (announced, waiting) if events), None)
         if absent and len(here) > 1 and ranks.total() == size and len(set(ranks.values())) == 1:
-            return {}, ArrivalsJob(come=size, size=size, line=announced[-1].text, twice=name_ranks(sorted(here)))
+            return {}, ArrivalsJob(come=size, size=size, line=line, twice=name_ranks(sorted(here)))
         counts = {number(event, "joined") for event in logs.all(*MISSING)}
         few = len(absent) <= FEW_ABSENT * len(here) or len(here) in counts
         if len(here) < REPORTERS or not absent or not few:
             return {}, ArrivalsJob()
-        return {}, ArrivalsJob(tuple(map(Suspect, absent)), len(here), size, announced[-1].text)
+        return {}, ArrivalsJob(tuple(map(Suspect, absent)), len(here), size, line)
 
 
 def _went_on(logs: JobLogs) -> bool:
@@ -78,6 +82,14 @@ def _is_certain(event: LogEvent, logs: JobLogs) -> bool:
     """True unless the line has two numbers that may be anything, and no other line has the same number of ranks."""
     sizes = {logs.named, *(number(other, "expected") for other in logs.all(*MISSING))}
     return "loose" not in event.fields or number(event, "size") in sizes
+
+
+def _waiting(events: Sequence[LogEvent], size: int) -> set[int]:
+    """Ranks that say that they wait in the barrier of `init_process_group`, if it counts no others."""
+    ranks = {
+        rank for event in events if (rank := number(event, "rank")) is not None and number(event, "expected") == size
+    }
+    return ranks if len(ranks) == max((number(event, "joined") or 0 for event in events), default=0) else set()
 
 
 def _rank_in(event: LogEvent, size: int) -> int | None:

@@ -48,6 +48,8 @@ OF_GPU = frozenset({"xid", "gpu_lost", "gpu_hardware"})  # kinds whose line name
 OF_PROCESS = OF_GPU | {"host_out_of_memory"}  # kinds whose line names the PID of a process that another one ended
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
 FATAL = "Fatal Python error"
+# What looks like the end of a job, unless somebody counts on after it.
+COUNTED_AFTER = frozenset({"exception", "barrier_of_store", "announced"})
 MAX_CHAIN = 600  # lines of a chain of tracebacks
 MAX_EVENTS = 64  # kept per origin: so many first and so many last ones
 MAX_NOTICES = 16  # kept per origin of messages that no rule reads: the first ones
@@ -401,7 +403,7 @@ class LogCollector:
             if self.events or known_rank or _OF_A_JOB.search(error.text):
                 self._events_of(origin).add(self._error_event(error))
         for origin, counter in ending.counters:
-            if self.origins.resolve(origin, self.run).rank is not None or "exception" in self.file_kinds:
+            if self.origins.resolve(origin, self.run).rank is not None or COUNTED_AFTER & self.file_kinds:
                 self._events_of(origin).add(self._counter_event(counter))
         for origin, printed in ending.printed:
             if self.origins.resolve(origin, self.run).rank is not None:
