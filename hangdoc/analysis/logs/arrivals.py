@@ -63,8 +63,8 @@ class ArrivalsDetector(Detector[object, ArrivalsJob]):
         here = {*ranks, *_waiting(waiting, size)}
         absent = limits.absent_ranks(size, {*here, *logs.keys})
         line = next((events[-1].text for events in (announced, waiting) if events), None)
-        if absent and len(here) > 1 and ranks.total() == size and len(set(ranks.values())) == 1:
-            return {}, ArrivalsJob(come=size, size=size, line=line, twice=name_ranks(sorted(here)))
+        if absent and len(ranks) > 1 and ranks.total() == size and len(set(ranks.values())) == 1:
+            return {}, ArrivalsJob(come=size, size=size, line=line, twice=name_ranks(sorted(ranks)))
         counts = {number(event, "joined") for event in logs.all(*MISSING)}
         few = len(absent) <= FEW_ABSENT * len(here) or len(here) in counts
         if len(here) < REPORTERS or not absent or not few:
@@ -85,7 +85,7 @@ def _is_certain(event: LogEvent, logs: JobLogs) -> bool:
 
 
 def _waiting(events: Sequence[LogEvent], size: int) -> set[int]:
-    """Ranks that say that they wait in the barrier of `init_process_group`, if it counts no others."""
+    """Ranks that say that they wait in the barrier of `init_process_group`, if the barrier counts no others."""
     ranks = {
         rank for event in events if (rank := number(event, "rank")) is not None and number(event, "expected") == size
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, followed
 from hangdoc.analysis.thresholds import CLOCK_SKEW_S
 from hangdoc.evidence.logs import TEARDOWN, LogEvent
 
@@ -68,14 +68,9 @@ def unattributed_failure(logs: JobLogs) -> LogEvent | None:
     own = [event for _, event in logs.unattributed if event.kind == "exception" and not caused_by_peer(event)]
     victims = [event for _, event in logs.unattributed if event.kind in VICTIM_EVENTS]
     first = next((event for event in own if event.fields.get("type") not in REQUESTED), None)
-    if first is None or _is_consequence(first, victims) or _goes_on(logs, first):
+    if first is None or _is_consequence(first, victims) or followed(logs, first, "progress"):  # it was caught
         return None
     return first
-
-
-def _goes_on(logs: JobLogs, event: LogEvent) -> bool:
-    """True if a counter grew after the event: the exception was caught."""
-    return any(later.source == event.source and later.line > event.line for later in logs.all("progress"))
 
 
 def _exit_code(logs: JobLogs, key: Key) -> str | None:

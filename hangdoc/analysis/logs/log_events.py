@@ -69,6 +69,11 @@ def last(events: Iterable[LogEvent], *kinds: str) -> LogEvent | None:
     return found
 
 
+def followed(logs: JobLogs, event: LogEvent, *kinds: str) -> bool:
+    """True if the same file has an event of these kinds further down."""
+    return any(later.source == event.source and later.line > event.line for later in logs.all(*kinds))
+
+
 def number(event: LogEvent | None, name: str) -> int | None:
     """Integer value of a field. None: no event, no such field, or not an integer."""
     value = event.fields.get(name, "") if event else ""

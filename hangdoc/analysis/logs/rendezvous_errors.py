@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from hangdoc.analysis import Key
-from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, known_host, number
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, followed, known_host, number
 from hangdoc.evidence.logs import LogEvent
 
 
@@ -37,11 +37,11 @@ class RendezvousErrors:
 def rendezvous_errors(logs: JobLogs) -> RendezvousErrors:
     """Errors from the events of stores, sockets and gloo."""
     found = RendezvousErrors()
-    trained = {event.source: event.line for event in logs.all("progress", "all_come")}  # the last line of each file
     for event in logs.all("clients_missing", "barrier_of_store"):
         joined, expected = number(event, "joined"), number(event, "expected")
-        over = event.line < trained.get(event.source, 0)
-        if joined is not None and expected is not None and joined < expected and not over:
+        if joined is None or expected is None or followed(logs, event, "progress", "all_come"):
+            continue
+        if joined < expected:
             found.joined, found.expected = max(joined, found.joined or 0), max(expected, found.expected or 0)
     for key, events in logs.ranks.items():
         fields = RendezvousFields()
