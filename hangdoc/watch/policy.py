@@ -89,7 +89,7 @@ class Once:
         if has_ended(facts) or elapsed_s >= ONCE_BUSY_S:
             return True
         unexplained = all(finding.confidence == "low" for finding in verdict.findings[:1])
-        self.lacking = bool(facts.job.startup.lacking) and unexplained
+        self.lacking = is_lacking(facts) and unexplained
         if self.lacking and elapsed_s < ONCE_S:
             return False
         if verdict.status == "healthy" and not is_paced(facts):
@@ -101,6 +101,14 @@ class Once:
         if self.examination is not None or elapsed_s >= ONCE_S:
             return True
         return verdict.status == "healthy" and not verdict.findings and not judge.not_ruled_out(verdict.considered)
+
+
+def is_lacking(facts: Facts) -> bool:
+    """True if ranks wait for one that has not arrived, or that was never seen where only a launcher can count them."""
+    startup = facts.job.startup
+    if startup.lacking is None:
+        return bool(startup.waiting and facts.job.world.missing)
+    return startup.lacking > 0
 
 
 def is_stuck(facts: Facts, patience_s: float) -> bool:

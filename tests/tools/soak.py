@@ -162,7 +162,7 @@ def soak(seconds: float, disk: Path, sources: Path) -> list[tuple[str, str, str,
         filler.unlink(missing_ok=True)
         receiver.fails = 0.0
         drained_s = time.monotonic() + DRAIN_S
-        while unresolved(receiver) and time.monotonic() < drained_s:
+        while is_awaited(finished, receiver) and time.monotonic() < drained_s:
             time.sleep(0.5)
         time.sleep(SETTLE_S)
         pid = now_running.process.pid
@@ -173,9 +173,12 @@ def soak(seconds: float, disk: Path, sources: Path) -> list[tuple[str, str, str,
     return rows(disk, finished, receiver, footprints, log, len(children), left)
 
 
-def unresolved(receiver: Receiver) -> bool:
-    """True if an incident was fired and its end has not arrived."""
-    return any(kinds["fired"] > kinds["resolved"] for kinds in receiver.kinds().values())
+def is_awaited(finished: list[Run], receiver: Receiver) -> bool:
+    """True if the alert of a hang has not arrived, or was fired without its end: both may be in a pause of backoff."""
+    told = {str(event["data"]["job"]) for event in tuple(receiver.events)}
+    return not told.issuperset(run.job.name for run in finished if run.hung) or any(
+        kinds["fired"] > kinds["resolved"] for kinds in receiver.kinds().values()
+    )
 
 
 def is_reported(run: Run, running: Daemon) -> bool:

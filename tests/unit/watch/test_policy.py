@@ -103,21 +103,26 @@ def test_no_job_is_healthy_whose_ranks_were_not_compared(
 
 
 @pytest.mark.parametrize(
-    ("confidence", "lacking", "elapsed_s", "accepted"),
+    ("confidence", "lacking", "missing", "elapsed_s", "accepted"),
     [
-        ("low", 1, ONCE_SOON_S, False),  # a supervisor may be starting the rank again
-        ("low", 1, ONCE_S, True),
-        ("low", 0, ONCE_SOON_S, True),
-        ("medium", 1, ONCE_SOON_S, True),
+        ("low", 1, (2,), ONCE_SOON_S, False),  # a supervisor may be starting the rank again
+        ("low", 1, (2,), ONCE_S, True),
+        ("low", 0, (2,), ONCE_SOON_S, True),
+        ("low", None, (2,), ONCE_SOON_S, False),  # below torchrun, no rank counts those that have arrived
+        ("low", None, (2,), ONCE_S, True),
+        ("low", None, (), ONCE_SOON_S, True),
+        ("medium", 1, (2,), ONCE_SOON_S, True),
     ],
 )
-def test_a_missing_rank_is_looked_for_again(confidence: str, lacking: int, elapsed_s: float, accepted: bool) -> None:
+def test_a_missing_rank_is_looked_for_again(
+    confidence: str, lacking: int | None, missing: tuple[int, ...], elapsed_s: float, accepted: bool
+) -> None:
     once = Once("job", lambda line: None, examination=Examination())
     finding = Finding("missing-worker", "startup", confidence, "", "")
     verdict = Verdict("stalled", 29.0, Job("job", 3, None, ("node-a",), ()), (finding,))
-    facts = facts_of([rank(0.0, 1.0)], 9, False, lacking)
+    facts = facts_of([rank(0.0, 1.0)], 9, False, lacking, missing)
     assert once.accepts(SimpleNamespace(), verdict, facts, elapsed_s) is accepted  # type: ignore[arg-type]
-    assert once.lacking is (lacking == 1 and confidence == "low")
+    assert once.lacking is (lacking != 0 and bool(missing) and confidence == "low")
 
 
 def accepts(status: str, doubts: str, ranks: list[Any], looks: float, elapsed_s: float, moving: bool = True) -> bool:
@@ -126,10 +131,13 @@ def accepts(status: str, doubts: str, ranks: list[Any], looks: float, elapsed_s:
     return Once("job", lambda line: None).accepts(judge, verdict, facts_of(ranks, looks, moving), elapsed_s)
 
 
-def facts_of(ranks: list[Any], looks: float, moving: bool, lacking: int | None = None) -> Any:
+def facts_of(
+    ranks: list[Any], looks: float, moving: bool, lacking: int | None = None, missing: tuple[int, ...] = ()
+) -> Any:
     job = SimpleNamespace(
         progress=SimpleNamespace(looks=looks),
         network=SimpleNamespace(moving=moving),
-        startup=SimpleNamespace(lacking=lacking),
+        startup=SimpleNamespace(lacking=lacking, waiting=len(missing)),
+        world=SimpleNamespace(missing=missing),
     )
     return SimpleNamespace(ranks=ranks, job=job)
