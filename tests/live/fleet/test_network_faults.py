@@ -247,7 +247,7 @@ def expected(case: Case) -> reproducer.BrokenJob:
 
 
 def judged(bed: SshTestbed, trial: Trial, job: reproducer.BrokenJob, loud_s: float | None) -> reproducers.Result:
-    """What `watch --nodes --once` says, once there has been enough to see: a rank that starts again and again is away
+    """What `watch --nodes --once` says, once it has seen enough to be sure: a rank that starts again and again is away
     half of the time."""
     limit = time.monotonic() + job.spec.within_s
     reproducer.Log(trial, lambda line: None).follow(limit, loud_s)
@@ -258,7 +258,8 @@ def judged(bed: SshTestbed, trial: Trial, job: reproducer.BrokenJob, loud_s: flo
         result = reproducers.Result(job, json.loads(done.stdout), done.returncode, time.monotonic() - started)
         seen = {line["rank"] for line in result.verdict["job"]["ranks"]}  # a launcher without its rank has no number
         whole = seen == set(range(result.verdict["job"]["world_size"]))
-        if (result.best and whole) or loud_s is None or time.monotonic() > limit:
+        sure = result.best.get("confidence", "low") != "low"
+        if (sure and whole) or loud_s is None or time.monotonic() > limit:
             return result
 
 
