@@ -39,6 +39,7 @@ GROUPS = (
     "fourteenth",
     "fifteenth",
     "sixteenth",
+    "seventeenth",
 )
 CLASSES = (
     "collective_wait",
