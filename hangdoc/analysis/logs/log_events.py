@@ -17,7 +17,7 @@ PEER_ERRORS = re.compile(
     r"|remote peer|pair closure"
     r"|Timed out waiting|[Ss]ocket [Tt]imeout|Broken pipe|monitoredBarrier|connectFullMesh|store_based_barrier"
     r"|[Pp]rocess ?[Gg]roup|CollectiveFingerPrint|SignalException|KeyboardInterrupt|death signal|EADDRINUSE"
-    r"|Address already in use|waiting for (?:clients|workers)|connect to|Unable to (?:find|resolve)"
+    r"|Address already in use|waiting for (?:clients|workers)|connect to|Unable to (?:find|resolve)|host not found: "
     r"|watchdog|CheckpointException|DeadlockDetected"
 )
 

@@ -9,6 +9,8 @@ from hangdoc.analysis import Key
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, followed, known_host, number
 from hangdoc.evidence.logs import LogEvent
 
+NAMELESS = "(its name is not in the log)"
+
 
 class RendezvousFields(TypedDict, total=False):
     lacks: str
@@ -72,7 +74,9 @@ def _unresolved(logs: JobLogs) -> str | None:
     if any(True for _ in logs.all(*TIMEOUTS, "progress", "all_come", "work_status", "clients_missing")):
         return None
     event = next(iter(logs.all("unresolved")), None)
-    return f"{event.fields.get('address', '?')}:{event.fields.get('port', '?')}" if event else None
+    if event is None:
+        return None
+    return f"{event.fields['address']}:{event.fields.get('port', '?')}" if "address" in event.fields else NAMELESS
 
 
 def _add(fields: RendezvousFields, event: LogEvent) -> None:

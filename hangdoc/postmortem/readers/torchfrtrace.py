@@ -23,7 +23,7 @@ from hangdoc.postmortem.readers._pasted_text import text_lines
 
 _HEAD = re.compile(
     r"(?:Not all ranks joining collective|Collective sequence number: \d{1,18} has errors"
-    r"|Input/output mismatch in the collective)\b(?P<rest>.{0,300})"
+    r"|Collective \d{1,18} at entry \d{1,18} errors|Input/output mismatch in the collective)\b(?P<rest>.{0,300})"
 )
 _RANKS = re.compile(r"\{([\d, ]{1,40000})\}")
 _FIELD = re.compile(
@@ -32,7 +32,7 @@ _FIELD = re.compile(
 _OLD = re.compile(
     r"for group (?P<group>\S{1,200}) collective (?P<op>\S{1,100})\s+Missing ranks are (?P<ranks>\{[\d, ]+\})"
 )
-_SEQUENCE = re.compile(r"(?:number:|joining collective) (\d{1,18})")
+_SEQUENCE = re.compile(r"(?:number:|joining collective|Collective) (\d{1,18})")
 _CULPRIT = re.compile(r"Culprit rank (\d{1,7}); Error type: (\w{1,60})(?:, (.{0,400}?))?(?=, Culprit rank|$)")
 # The same in other words: after `Culprit rank 6`, what kind of difference, and sizes.
 _ANY_CULPRIT = re.compile(r"[Cc]ulprit ranks? (\d{1,7})\b(.{0,400}?)(?=[,;] [Cc]ulprit rank|$)")
@@ -62,6 +62,7 @@ class TorchFrTraceReader:
     marks = (
         "Not all ranks joining collective",
         "Collective sequence number: ",
+        " at entry ",
         "Input/output mismatch in the collective",
         "(input_sizes=[",
     )

@@ -49,7 +49,7 @@ OF_PROCESS = OF_GPU | {"host_out_of_memory"}  # kinds whose line names the PID o
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
 FATAL = "Fatal Python error"
 # What looks like the end of a job, unless somebody counts on after it.
-COUNTED_AFTER = frozenset({"exception", "barrier_of_store", "announced"})
+COUNTED_AFTER = frozenset({"exception", "barrier_of_store", "announced", "unresolved"})
 MAX_CHAIN = 600  # lines of a chain of tracebacks
 MAX_EVENTS = 64  # kept per origin: so many first and so many last ones
 MAX_NOTICES = 16  # kept per origin of messages that no rule reads: the first ones

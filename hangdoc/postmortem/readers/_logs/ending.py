@@ -36,6 +36,8 @@ _COUNTER = re.compile(
     r"(?!:\d{1,6} -)[\s:=#\"'\[]{1,4}(?P<at>\d{1,9})(?: ?/ ?(?P<of>\d{1,9}))?(?![\d.])(?! ?(?:ms|s|sec|seconds)\b)",
     re.IGNORECASE,
 )
+# `epochs=4 batch=2048 lr=0.1`: settings, not a place in them
+_SETTINGS = re.compile(r"\b(?:(?:num|max|n|total)_)?epochs\W{1,3}\d{1,6}\b", re.IGNORECASE)
 # `Epoch 3 [450/1000]`, `Epoch: [3][450/1000]`
 _EPOCH = re.compile(r"\bepoch\W{1,4}(?P<epoch>\d{1,6})", re.IGNORECASE)
 _IN_EPOCH = re.compile(r"\bepoch\W{1,4}\d{1,6}[^\d\n]{0,12}\[ *(?P<at>\d{1,9}) */ *(?P<of>\d{1,9})", re.IGNORECASE)
@@ -278,7 +280,7 @@ def _counters(line: Line, number: int) -> Iterator[Counter]:
         return
     elif match := _IN_EPOCH.search(text):
         unit = "batch of the epoch"
-    elif match := _COUNTER.search(text):
+    elif (match := _COUNTER.search(text)) and not _SETTINGS.search(text[: match.start()]):
         unit = re.sub(r"[\W_]+", " ", match["unit"]).strip().lower().rstrip("s")
     else:
         return

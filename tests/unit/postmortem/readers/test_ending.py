@@ -44,7 +44,16 @@ def test_counter(text: str, expected: tuple[object, ...]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a step took 120 ms", "batch size 32", "update 1.13.0 is available", "step: 120ms", "stepping back", "iterate 3"],
+    [
+        "a step took 120 ms",
+        "batch size 32",
+        "update 1.13.0 is available",
+        "step: 120ms",
+        "stepping back",
+        "iterate 3",
+        "epochs=4 batch=2048 lr=0.1",
+        "num_epochs: 10, batch: 64",
+    ],
 )
 def test_no_counter(text: str) -> None:
     assert ending(text).counters == ()
