@@ -153,7 +153,7 @@ def test_what_was_cut_is_said(tmp_path: Path, name: str) -> None:
 
 MEASURED = """
 import json, resource, subprocess, sys
-done = subprocess.run(sys.argv[1:], capture_output=True, timeout=60)
+done = subprocess.run(sys.argv[1:], capture_output=True, timeout=240)
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 figures = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6
 print(json.dumps([*figures, done.returncode, done.stdout.decode(), done.stderr.decode()]))
