@@ -27,6 +27,7 @@ from hangdoc.analysis.thresholds import (
     MUCH_MORE_CPU,
     MUCH_MORE_OF_TWO,
     PART_OF_LONGEST,
+    PART_OF_LONGEST_WAIT,
     ROUNDING,
     WIDE_GAP,
 )
@@ -155,12 +156,14 @@ class Numbered:
     gpus: bool = False
     pods: bool = False
     ranks: Mapping[str, int] = field(default_factory=dict)  # GPU -> its rank
+    placed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # host -> all its ranks
 
 
 def numbered_as_ranks(figures: Iterable[Figures]) -> Numbered:
     known = list(figures)
     ranks = {gpu: rank for one in known for gpu, rank in one.ranks.items()}
-    return Numbered(any(one.index_is_rank for one in known), any(one.ordinal_is_rank for one in known), ranks)
+    placed = {host: on for one in known for host, on in one.placed.items()}
+    return Numbered(any(one.index_is_rank for one in known), any(one.ordinal_is_rank for one in known), ranks, placed)
 
 
 def suspect(of: str, owner: str, numbered: Numbered) -> Suspect | None:
@@ -324,7 +327,8 @@ def _loading(values: Sequence[Figure]) -> _Outlier | None:
     for group, by_owner in groups.items():
         if group.kind != "input":
             continue
-        waits = {owner: max(wait, LEAST_WAIT_S) for owner, wait in by_owner.items()}
+        least = max(LEAST_WAIT_S, PART_OF_LONGEST_WAIT * max(by_owner.values())) if group.timed else LEAST_WAIT_S
+        waits = {owner: max(wait, least) for owner, wait in by_owner.items()}
         owners, usual = _high(waits)
         spent = [
             max(more.values())
