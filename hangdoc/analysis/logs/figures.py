@@ -114,8 +114,9 @@ class FiguresDetector(Detector[FiguresFacts, FiguresJob]):
         slow = _slow(values)
         if slow and loading and set(slow.owners) <= set(loading.owners):
             slow = None
-        parted = _parted(values)
-        if any(one.sharded for one in figures):
+        sharded = any(one.sharded for one in figures)
+        parted = _parted(values) or ({} if sharded else _unequal(values))
+        if sharded:
             parted["apart_exact"] = False
         job = FiguresJob(
             slow=_suspects(slow, numbered),
@@ -245,7 +246,12 @@ def _groups(values: Sequence[Figure]) -> dict[_Group, Values]:
     series: dict[_Group, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in values:
         first = one.timed and one.step is not None and one.step <= FIRST_STEP
-        if one.owner and not one.exact and not first and one.kind not in ("state", "grad", "batch", "judged"):
+        if (
+            one.owner
+            and not one.exact
+            and not first
+            and one.kind not in ("state", "grad", "batch", "judged", "unequal")
+        ):
             series[_Group(one.kind, one.of, one.name, one.timed)][one.owner].append(float(one.value))
     return {
         group: {owner: median(several[-MAX_NEWEST:]) for owner, several in by_owner.items()}
@@ -414,6 +420,16 @@ def _parted(values: Sequence[Figure]) -> dict[str, Any]:
             "step": step,
         }
     return {}
+
+
+def _unequal(values: Sequence[Figure]) -> dict[str, Any]:
+    """What a person counted as not equal on the ranks, the last one."""
+    found = [one for one in values if one.kind == "unequal"]
+    if not found:
+        return {}
+    name = found[-1].name
+    kind = "grad" if name.startswith("grad") else "state"
+    return {"apart": name, "apart_why": f"not equal on the ranks: {found[-1].value}", "apart_kind": kind}
 
 
 def _rank(kind: str, owners: Mapping[str, Figure]) -> int:

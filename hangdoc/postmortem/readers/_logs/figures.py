@@ -34,6 +34,7 @@ from hangdoc.postmortem.readers._logs.rank_lists import RankLists
 from hangdoc.postmortem.readers._logs.rank_reports import RankReports
 from hangdoc.postmortem.readers._logs.rank_sections import RankSections
 from hangdoc.postmortem.readers._logs.rank_tables import RankTables
+from hangdoc.postmortem.readers._logs.unequal import Unequals
 from hangdoc.postmortem.readers._placement.placement import Placement, placement_of
 from hangdoc.redaction.text import redact
 
@@ -127,6 +128,7 @@ def read_figures(
     block = _Block()
     gpus, cpus, links, profiles, reports = GpuTables(), CpuTexts(), GpuLinks(), Profiles(), RankReports()
     extremes, breakdowns, parallelism, comparisons = Extremes(), Breakdowns(), Parallelism(), Comparisons()
+    unequals = Unequals()
     hosts = HostContext("\n".join(texts).encode())
     for number, raw in enumerate(texts, first):
         if len(raw) > MAX_LINE or len(found) >= MAX_FIGURES:
@@ -140,6 +142,7 @@ def read_figures(
         profiles.feed(line.text or raw, line.rank, number)
         reports.feed(line.text, number)
         extremes.feed(line.text, number)
+        unequals.feed(line.text, number)
         comparisons.feed(line.text if line.rank is None else raw.strip(), number)
         breakdowns.feed(line.text, line.rank is not None, number)
         found_step = _STEP.search(line.text)
@@ -155,7 +158,12 @@ def read_figures(
     profiles.end()
     breakdowns.end()
     own = (gpus, cpus, links, profiles, reports, breakdowns, comparisons)
-    kept = [*_comparable(found[:MAX_FIGURES]), *(figure for one in own for figure in one.found), *extremes.figures()]
+    kept = [
+        *_comparable(found[:MAX_FIGURES]),
+        *(figure for one in own for figure in one.found),
+        *extremes.figures(),
+        *unequals.figures(),
+    ]
     if not kept:
         return None
     placement = placement or placement_of("\n".join(texts))
