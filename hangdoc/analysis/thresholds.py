@@ -182,6 +182,7 @@ LONG_GAP_S = Threshold(
 DATA_WAIT_S = Threshold(0.1, "s per step", "chosen: a shorter wait is that for the queue between worker and rank")
 PART_OF_LONGEST = Threshold(0.25, "of the longest part of a step", "chosen: a shorter part hardly delays the step")
 LEAST_WAIT_S = Threshold(0.001, "s", "chosen: a shorter wait for data is none, however often it is printed")
+PART_OF_LONGEST_WAIT = Threshold(0.01, "of the longest wait for data", "chosen: beside that one, they are alike")
 DATA_APART = Threshold(
     4.0,
     "times the wait of the usual rank",
@@ -311,6 +312,8 @@ SLOWER_RUN = Threshold(1.5, "times slower", "chosen: paths across more switches,
 RATE_COLLAPSE = Threshold(
     3.0, "times the rate with larger messages", "chosen: another algorithm or protocol of NCCL costs less"
 )
+ONE_CORE = Threshold(2, "CPUs", "a core has two hardware threads at most; launchers bind a process to one core")
+MOST_CORES_UNUSED = Threshold(4, "times the CPUs that all processes may use", "chosen: who binds sockets uses half")
 FEW_CORES = Threshold(0.34, "times the cores of other processes", "chosen: no launcher splits a host so unevenly")
 
 

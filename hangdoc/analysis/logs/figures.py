@@ -27,6 +27,7 @@ from hangdoc.analysis.thresholds import (
     MUCH_MORE_CPU,
     MUCH_MORE_OF_TWO,
     PART_OF_LONGEST,
+    PART_OF_LONGEST_WAIT,
     ROUNDING,
     WIDE_GAP,
 )
@@ -113,8 +114,9 @@ class FiguresDetector(Detector[FiguresFacts, FiguresJob]):
         slow = _slow(values)
         if slow and loading and set(slow.owners) <= set(loading.owners):
             slow = None
-        parted = _parted(values)
-        if any(one.sharded for one in figures):
+        sharded = any(one.sharded for one in figures)
+        parted = _parted(values) or ({} if sharded else _unequal(values))
+        if sharded:
             parted["apart_exact"] = False
         job = FiguresJob(
             slow=_suspects(slow, numbered),
@@ -155,12 +157,14 @@ class Numbered:
     gpus: bool = False
     pods: bool = False
     ranks: Mapping[str, int] = field(default_factory=dict)  # GPU -> its rank
+    placed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # host -> all its ranks
 
 
 def numbered_as_ranks(figures: Iterable[Figures]) -> Numbered:
     known = list(figures)
     ranks = {gpu: rank for one in known for gpu, rank in one.ranks.items()}
-    return Numbered(any(one.index_is_rank for one in known), any(one.ordinal_is_rank for one in known), ranks)
+    placed = {host: on for one in known for host, on in one.placed.items()}
+    return Numbered(any(one.index_is_rank for one in known), any(one.ordinal_is_rank for one in known), ranks, placed)
 
 
 def suspect(of: str, owner: str, numbered: Numbered) -> Suspect | None:
@@ -242,7 +246,12 @@ def _groups(values: Sequence[Figure]) -> dict[_Group, Values]:
     series: dict[_Group, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in values:
         first = one.timed and one.step is not None and one.step <= FIRST_STEP
-        if one.owner and not one.exact and not first and one.kind not in ("state", "grad", "batch", "judged"):
+        if (
+            one.owner
+            and not one.exact
+            and not first
+            and one.kind not in ("state", "grad", "batch", "judged", "unequal")
+        ):
             series[_Group(one.kind, one.of, one.name, one.timed)][one.owner].append(float(one.value))
     return {
         group: {owner: median(several[-MAX_NEWEST:]) for owner, several in by_owner.items()}
@@ -324,7 +333,8 @@ def _loading(values: Sequence[Figure]) -> _Outlier | None:
     for group, by_owner in groups.items():
         if group.kind != "input":
             continue
-        waits = {owner: max(wait, LEAST_WAIT_S) for owner, wait in by_owner.items()}
+        least = max(LEAST_WAIT_S, PART_OF_LONGEST_WAIT * max(by_owner.values())) if group.timed else LEAST_WAIT_S
+        waits = {owner: max(wait, least) for owner, wait in by_owner.items()}
         owners, usual = _high(waits)
         spent = [
             max(more.values())
@@ -410,6 +420,16 @@ def _parted(values: Sequence[Figure]) -> dict[str, Any]:
             "step": step,
         }
     return {}
+
+
+def _unequal(values: Sequence[Figure]) -> dict[str, Any]:
+    """What a person counted as not equal on the ranks, the last one."""
+    found = [one for one in values if one.kind == "unequal"]
+    if not found:
+        return {}
+    name = found[-1].name
+    kind = "grad" if name.startswith("grad") else "state"
+    return {"apart": name, "apart_why": f"not equal on the ranks: {found[-1].value}", "apart_kind": kind}
 
 
 def _rank(kind: str, owners: Mapping[str, Figure]) -> int:

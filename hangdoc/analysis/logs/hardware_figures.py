@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -32,7 +32,9 @@ from hangdoc.analysis.thresholds import (
     LOW_CLOCK,
     MANY_BUSY_THREADS_PER_CORE,
     MANY_PERIODS,
+    MOST_CORES_UNUSED,
     MUCH_MORE_OF_TWO,
+    ONE_CORE,
     SLOWER_RUN,
     THROTTLED_PERIODS,
 )
@@ -72,6 +74,7 @@ class HardwareJob:
     crowded_proved: bool = False  # the threads of the processes were counted, too
     bound_why: str | None = None  # one process may use far fewer cores than its peers, or several share one
     bound_unranked: bool = False  # several processes share cores, and nothing shows that they are ranks
+    bound_alike: bool = False  # all processes are bound alike, and nothing shows that they want more cores
     emulated_why: str | None = None  # bfloat16 on a CPU without it
     loaded: tuple[Suspect, ...] = ()
     loaded_why: str | None = None  # "load 231 on ax4; 32 on the other 3": far more than on comparable hosts
@@ -98,15 +101,20 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
         link, link_why, by_errors = _link(values)
         throttled, throttled_why = _throttled(values["cpu throttled"], values["cpu periods"])
         bound, bound_why = _bound(values["cpu allowed"])
-        unranked = False
+        unranked = alike = False
         if bound_why is None:
             bound, bound_why = _shared(values["cpu set"], values["cpu allowed"])
             unranked = any(of != "rank" for of, _ in bound)
+        if bound_why is None:
+            bound, bound_why = _starved(values["cpu allowed"], values["cpu setting"])
+        if bound_why is None:
+            bound_why = _confined(values["cpu allowed"], values["cpu cores"])
+            alike = bound_why is not None
         crowded_why, proved = _crowded(values)
         job = HardwareJob(
             named.of(slowed), slowed_why, named.of(idle), idle_why, named.of(busy), busy_why,
             named.of(faulty), faulty_why, named.of(link), link_why, by_errors,
-            named.of(throttled or bound), throttled_why, crowded_why, proved, bound_why, unranked,
+            named.of(throttled or bound), throttled_why, crowded_why, proved, bound_why, unranked, alike,
             _emulated(values), *_loaded(values["cpu load"]),
         )  # fmt: skip
         slow, late = keys_of(case, job.slowed), keys_of(case, job.held)
@@ -123,12 +131,23 @@ class _Named:
 
     def of(self, owners: Sequence[tuple[str, str]]) -> tuple[Suspect, ...]:
         """If as many ranks are slow as GPUs or hosts are slowed, they are the same."""
+        whole = self._whole_hosts(owners)
+        if whole:
+            return whole[:MAX_SUSPECTS]
         found = [one for of, owner in owners if (one := self._suspect(of, owner)) is not None]
         if any(one.rank is None for one in found) or len(found) < len(owners):
             ranks = tuple(one for one in self.slow if one.rank is not None)
             if ranks and len(ranks) == len(owners):
                 return ranks[:MAX_SUSPECTS]
         return tuple(dict.fromkeys(found))[:MAX_SUSPECTS]
+
+    def _whole_hosts(self, owners: Sequence[tuple[str, str]]) -> tuple[Suspect, ...]:
+        """The ranks of hosts, each of which has as many ranks as GPUs or processes among the owners."""
+        counts = Counter(owner.rpartition("/")[0] for of, owner in owners if of in ("gpu", "process"))
+        placed = self.numbered.placed
+        if counts.total() < len(owners) or any(len(placed.get(host, ())) != count for host, count in counts.items()):
+            return ()
+        return tuple(Suspect(rank, None, host) for host in counts for rank in placed[host])
 
     def _suspect(self, of: str, owner: str) -> Suspect | None:
         if of == "gpu" and owner in self.numbered.ranks:
@@ -267,7 +286,7 @@ def _throttled(shares: Sequence[Figure], periods: Sequence[Figure]) -> tuple[lis
 def _bound(allowed: Sequence[Figure]) -> tuple[list[tuple[str, str]], str | None]:
     """Processes that may use a fraction of the cores that their peers may use."""
     cores = {(one.of, one.owner): float(one.value) for one in allowed if one.owner and float(one.value) > 0}
-    if len(cores) < COMPARABLE_RANKS:
+    if len(cores) < COMPARABLE_RANKS or _rebound(allowed):
         return [], None
     usual = median(cores.values())
     few = [key for key, count in cores.items() if count <= FEW_CORES * usual]
@@ -275,6 +294,51 @@ def _bound(allowed: Sequence[Figure]) -> tuple[list[tuple[str, str]], str | None
         return [], None
     shown = ", ".join(f"{cores[key]:.0f} on {called(*key)}" for key in few[:MAX_SHOWN])
     return few, f"cores allowed: {shown}; {usual:.0f} on the others"
+
+
+def _rebound(allowed: Iterable[Figure]) -> bool:
+    """True if a rank may use several numbers of cores: the text shows more than one run of the job."""
+    counts: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for one in allowed:
+        counts[one.of, one.owner].add(one.value)
+    return any(len(several) > 1 for several in counts.values())
+
+
+def _fewest(allowed: Iterable[Figure]) -> dict[tuple[str, str], float]:
+    """The fewest CPUs that each rank may use, in any run; of processes, if no rank is known."""
+    fewest: dict[tuple[str, str], float] = {}
+    for one in allowed:
+        if one.owner and float(one.value) > 0:
+            key = one.of, one.owner
+            fewest[key] = min(float(one.value), fewest.get(key, float(one.value)))
+    ranks = {key: count for key, count in fewest.items() if key[0] == "rank"}
+    return ranks or fewest
+
+
+def _starved(allowed: Sequence[Figure], settings: Sequence[Figure]) -> tuple[list[tuple[str, str]], str | None]:
+    """Processes that compute with far more threads than the CPUs that they may use. All of them: nobody."""
+    cores = _fewest(allowed)
+    threads = {(one.of, one.owner): float(one.value) for one in settings}
+    common = max((float(one.value) for one in settings if not one.owner), default=0.0)
+    found = [key for key, count in cores.items() if threads.get(key, common) >= MANY_BUSY_THREADS_PER_CORE * count]
+    if not found or (len(found) < 2 and len(found) < len(cores)):
+        return [], None
+    shown = ", ".join(
+        f"{cores[key]:.0f} on {called(*key)} for {threads.get(key, common):.0f} computing threads"
+        for key in found[:MAX_SHOWN]
+    )
+    return found if len(found) < len(cores) else [], f"cores allowed: {shown}"
+
+
+def _confined(allowed: Sequence[Figure], known: Sequence[Figure]) -> str | None:
+    """Most ranks may use one core each, and most cores of the host are left unused."""
+    cores = max((float(one.value) for one in known), default=0.0)
+    fewest = _fewest(allowed)
+    few = {key: count for key, count in fewest.items() if count <= ONE_CORE}
+    if len(few) < 2 or 2 * len(few) <= len(fewest) or cores < MOST_CORES_UNUSED * sum(few.values()):
+        return None
+    shown = ", ".join(f"{count:.0f} on {called(*key)}" for key, count in list(few.items())[:MAX_SHOWN])
+    return f"CPUs allowed: {shown}, of {cores:.0f}"
 
 
 def _shared(sets: Sequence[Figure], allowed: Sequence[Figure]) -> tuple[list[tuple[str, str]], str | None]:

@@ -21,8 +21,8 @@ PERIODS, THROTTLED, ALLOWED, LOAD, CORES, THREADS, SETTING, NO_BF16, BF16 = (
 CPU_SET = "cpu set"  # the host and the CPUs that a process may use, as printed
 
 _SHOWS = re.compile(
-    r"nr_|_cfs_|affinit|cpu-bind|MPI startup|taskset|/task/|Cpus_allowed"
-    r"|load av|nproc|cores?\b|CPU|[Tt]hread|OMP|MKL|bf16|bfloat|^\s*\d|NLWP|nlwp"
+    r"nr_|_cfs_|affinit|cpu-bind|MPI startup|taskset|/task/|Cpus_allowed|bound to"
+    r"|[Ll]oad av|nproc|cores?\b|CPU|[Tt]hread|OMP|MKL|bf16|bfloat|^\s*\d|NLWP|nlwp"
 )
 _STAT = re.compile(r"\bnr_(periods|throttled)[\s:=]{1,4}(\d{1,18})\b")
 _AFFINITY = re.compile(
@@ -36,6 +36,15 @@ _BOUND = re.compile(
     r"|\bMPI startup\(\): (?P<rank>\d{1,6})\s{1,12}\d{1,9}\s{1,12}(?P<host>[A-Za-z][\w.-]{0,100})\s{1,12}"
     r"\{(?P<pinned>[\d,-]{1,400})\}"
 )
+# `--report-bindings` of Open MPI: a map of sockets, cores and hardware threads (4), or a list of them (5, PRRTE).
+_BINDING = re.compile(
+    r"\[(?P<host>[A-Za-z][\w.-]{0,100}):\d{1,9}\] ?(?:MCW )?rank (?P<rank>\d{1,6}) bound to [^\n]{1,600}?: "
+    r"(?P<map>(?:\[[B./]{1,1024}\]){1,16})"
+    r"|\[(?P<node>[A-Za-z][\w.-]{0,100}):\d{1,9}\] ?(?:MCW )?rank (?P<task>\d{1,6}) bound to "
+    r"(?P<list>(?:package\[\d{1,3}\]\[(?:hwt|core|cpu):[\d,-]{1,200}\][ ,]{0,2}){1,16})",
+    re.IGNORECASE,
+)
+_LISTED_CPUS = re.compile(r":([\d,-]{1,200})\]")
 # Rows that a loop over processes prints: `118842 RANK=2 0`, `rank 2 pid 118842 cpus 0-15`.
 _ASKS_AFFINITY = re.compile(r"\btaskset\s{1,4}-\w{0,4}p|Cpus_allowed_list|sched_getaffinity|cpu_affinity")
 _ASKS_RANK = re.compile(r"\^RANK=|\[\"']?RANK\b|\bRANK=|\$\{?RANK\b")
@@ -46,15 +55,30 @@ _ROW = re.compile(
     re.IGNORECASE,
 )
 _OF_THREADS = re.compile(r"\btaskset\s{1,4}-\w{0,4}a|\btaskset\b.{0,40}--all-tasks|/proc/\S{1,20}/task/")
-_LOAD = re.compile(r"\bload averages?: {0,3}(\d{1,6}(?:\.\d{1,2})?)")
+_LOAD = re.compile(
+    r"\bload av(?:erage|g)s?(?: (?!last|past)[a-z]{1,12}){0,6}[ :=~]{1,4}"
+    r"(\d{1,6}(?:\.\d{1,2})?)(?!\w|\.\d| ?(?:%|min|m\b))",
+    re.IGNORECASE,
+)
 _NPROC = re.compile(r"(?:^|[$#;&|] ?)nproc\b")
 _NPROC_IS = re.compile(
     r"\bnproc ?[:=] ?(\d{1,5})\b|^\s{0,4}CPU\(s\):\s{1,40}(\d{1,5})\b"
     r"|\b(?:cpu_count|cpus?)\(\) ?(?:=|->|:) ?(\d{1,5})\b"
     r"|\((\d{1,4}) (?:cpu |logical |physical |CPU )?(?:cores|cpus|CPUs)\)"
+    r"|\b\d{1,4} (?:physical )?cores ?(?:/|,|with) ?(\d{1,4}) (?:hardware |hyper|logical )?(?:threads|CPUs)\b"
+    r"|\b(\d{1,4})[ -]cores? (?:box|node|machine|host|server|workstation)s?\b"
+    r"|\b(?:node|host|machine|server|box)s? (?:each )?(?:has|have|with) (\d{1,4}) cores\b(?! ?/)"
+    r"|\bthreads\b.{1,40}\bcpus[ =:]{1,2}(\d{1,4})\b"
 )
 _THREADS = re.compile(r"^\s{0,12}(?:(\d{1,5}) )?Threads:\s{1,8}(\d{1,6})$")
 _OMP = re.compile(r"\b(?:OMP_NUM_THREADS|MKL_NUM_THREADS) ?[=:] ?(\d{1,5})\b(?! in default)|\b(\d{1,5}) OMP threads\b")
+_COMPUTING = re.compile(  # how many threads torch computes with, as scripts print it
+    r"\b(?:torch\.)?get_num_threads\(\)[`'\"]{0,2}(?: (?:is|says|gives|returns|shows|prints|reports|was))?[ =:>-]{1,4}"
+    r"(\d{1,4})\b(?!\.\d)"
+    r"|\bthreads[ =:]{1,2}(\d{1,4})[ ,]{1,2}(?:inter[ _-]?op[ =:]{1,2})?\d{1,4}\b(?!\.\d)"
+    r"|\bintra[ _-]?op(?:[ _-](?:num[ _-])?threads)?[ =:]{1,2}(\d{1,4})\b(?!\.\d)",
+    re.IGNORECASE,
+)
 _PS = re.compile(r"\bps\b.{0,40}?-(?:o|eo|Ao|axo|o) ?([\w%,:]{3,200})")
 _LISTS_BF16 = re.compile(r"grep\b.{0,80}(?:avx512_bf16|amx_bf16)")
 _BF16 = re.compile(r"\b(?:bf16|bfloat16)\b", re.IGNORECASE)
@@ -126,6 +150,9 @@ class CpuTexts:
                 ranked, bound["node"] or bound["host"], bound["mask"] or bound["pinned"], bool(bound["mask"])
             )
             return
+        if binding := _BINDING.search(text):
+            yield from _reported(binding)
+            return
         self._threads = self._threads or _OF_THREADS.search(text) is not None
         if found := _AFFINITY.search(text):
             node = own[1] if own[0] == "host" else ""
@@ -140,8 +167,8 @@ class CpuTexts:
             yield CORES, own, next(group for group in cores.groups() if group)
         if threads := _THREADS.match(text):
             yield THREADS, own, str(int(threads[1] or 1) * int(threads[2]))
-        for setting in _OMP.finditer(text):
-            yield SETTING, own, setting[1] or setting[2]
+        for setting in (*_OMP.finditer(text), *_COMPUTING.finditer(text)):
+            yield SETTING, own, next(group for group in setting.groups() if group)
         yield from self._answers(text, own)
         self._observe(text)
 
@@ -202,6 +229,17 @@ def _allowed(
     yield ALLOWED, owner, str(_cpus(cpus, mask))
     if host is not None:
         yield CPU_SET, owner, f"{host[:100]} {cpus[:200].lstrip('0,') if mask else cpus[:200]}"
+
+
+def _reported(binding: re.Match[str]) -> Iterator[tuple[str, tuple[str, str], str]]:
+    """The CPUs of a rank in a report of Open MPI: `B` stands for a hardware thread that it may use."""
+    owner = ("rank", str(int(binding["rank"] or binding["task"])))
+    if binding["map"]:
+        cpus, names = binding["map"].count("B"), binding["map"][:200]
+    else:
+        cpus, names = sum(_cpus(one[1], False) for one in _LISTED_CPUS.finditer(binding["list"])), binding["list"][:200]
+    yield ALLOWED, owner, str(cpus)
+    yield CPU_SET, owner, f"{(binding['host'] or binding['node'])[:100]} {names.strip()}"
 
 
 def _cpus(text: str, mask: bool) -> int:

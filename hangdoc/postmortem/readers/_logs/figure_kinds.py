@@ -24,10 +24,14 @@ _TIME_UNIT = {
     "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0, "min": 60.0, "mins": 60.0,
 }  # fmt: skip
 _UNIT_IN_NAME = re.compile(r"(?:^|[\s(\[/,])(\u00b5s|\u03bcs|us|usec|ms|msecs?|s|secs?|seconds?)\)?\]?$")
-_UNIT_IN_BRACKETS = re.compile(r"[(\[]\s?(us|ms|s|sec|seconds)\s?[)\]]?")
+_UNIT_IN_BRACKETS = re.compile(r"[(\[]\s?(us|ms|s|sec|seconds)\b\s?[)\]]?")
 _IS_TIME = re.compile(r"\b(?:times?|timer|timing|took|elapsed|duration|latency)\b")
 _IS_SHARE = re.compile(r"%|\b(?:pct|percent|share|fraction)\b")
 _NO_COMM = re.compile(r"\(?\b(?:no|without|w/o|excl(?:uding|\.)?|minus) [\w /-]{1,30}\)?")
+_WHEN = re.compile(  # at which point of the step a value was taken
+    r"[,;(]? ?\b(?:right |just |directly )?(?:after|before) (?:the |each |every )?"
+    r"(?:opt(?:imi[sz]er)?[. ]?step|step|update)\b(?:\(\))?"
+)
 _STATISTIC = re.compile(r"^(?:mean|avg|average|median|p\d\d) (?=\w)|(?<=\w) (?:mean|avg|average|median|p\d\d)$")
 _EDGES = " \t:=([{<>\"'~`*_+]}|,;\u2248-"
 
@@ -65,7 +69,7 @@ def figure_kinds() -> tuple[FigureKind, ...]:
 @lru_cache(MAX_NAMES)
 def meaning(name: str, unit: str | None = None, fraction: bool = True) -> Meaning | None:
     """The meaning of a name; None: it is of no use. `fraction`: the value is no whole number."""
-    text = _NO_COMM.sub(" ", name.lower().replace("_", " ")).strip()
+    text = _WHEN.sub(" ", _NO_COMM.sub(" ", name.lower().replace("_", " "))).strip()
     factor = _TIME_UNIT.get((unit or "").split("/")[0])
     if unit and factor is None and unit not in ("%", "x"):
         return Meaning("rate")
@@ -87,6 +91,12 @@ def meaning(name: str, unit: str | None = None, fraction: bool = True) -> Meanin
             return Meaning(kind.kind, factor or 1.0)
         return Meaning(kind.kind, 1.0) if kind.time == "fraction" and fraction else None
     return None
+
+
+def is_known(name: str) -> bool:
+    """True if figure_kinds.yaml says something about a name, also that it is of no use."""
+    text = name.lower().replace("_", " ")
+    return any(kind.expression.search(text) for kind in figure_kinds())
 
 
 def names_a_figure(name: str) -> bool:

@@ -15,6 +15,9 @@ _CELL = re.compile(
     rf"(?P<value>{NUMBER}|\.\d{{1,12}})(?: ?(?P<unit>{UNIT})| ?(?:MHz|W|C))?|(?P<hash>{HEX})", re.IGNORECASE
 )
 
+_LIST = re.compile(rf"\[{NUMBER}(?:, ?{NUMBER}){{1,15}}\]")
+_SPAN = re.compile(rf"(\d{{1,9}}(?:\.\d{{1,9}})?) ?(?:-|\u2013|\.\.) ?(\d{{1,9}}(?:\.\d{{1,9}})?)(?: ?({UNIT}))?")
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -35,7 +38,12 @@ class Value:
 
 def cell_value(owner: Owner, name: str, cell: str, step: int | None = None) -> Value | None:
     """The value in a cell of a table or in a list. None: it holds something else."""
+    if _LIST.fullmatch(cell):
+        return Value((owner,), name, " ".join(cell.strip("[]").split()), None, False, step, False)
     found = _CELL.fullmatch(cell)
+    if not found and (span := _SPAN.fullmatch(cell)):
+        low, high = float(span[1]), float(span[2])
+        return Value((owner,), name, f"{(low + high) / 2:.9g}", span[3], False, step) if low <= high else None
     if not found:
         return None
     if found["hash"]:

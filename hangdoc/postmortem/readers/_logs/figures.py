@@ -19,10 +19,11 @@ from hangdoc.evidence.figures import Figure, Figures
 from hangdoc.postmortem.readers._host_context import HostContext
 from hangdoc.postmortem.readers._host_names import NAME, is_host_name, listed_numbers
 from hangdoc.postmortem.readers._logs.breakdowns import Breakdowns
+from hangdoc.postmortem.readers._logs.comparisons import Comparisons
 from hangdoc.postmortem.readers._logs.cpu_texts import CpuTexts
 from hangdoc.postmortem.readers._logs.ending import step_of_total
 from hangdoc.postmortem.readers._logs.extremes import Extremes
-from hangdoc.postmortem.readers._logs.figure_kinds import SPENT, UNIT, Meaning, figure_kinds, meaning
+from hangdoc.postmortem.readers._logs.figure_kinds import SPENT, UNIT, Meaning, figure_kinds, is_known, meaning
 from hangdoc.postmortem.readers._logs.figure_values import GPU, HEX, HOST, RANK, REPLICA, SHORT, Owner, Value
 from hangdoc.postmortem.readers._logs.gpu_links import GpuLinks
 from hangdoc.postmortem.readers._logs.gpu_tables import GpuTables
@@ -33,6 +34,7 @@ from hangdoc.postmortem.readers._logs.rank_lists import RankLists
 from hangdoc.postmortem.readers._logs.rank_reports import RankReports
 from hangdoc.postmortem.readers._logs.rank_sections import RankSections
 from hangdoc.postmortem.readers._logs.rank_tables import RankTables
+from hangdoc.postmortem.readers._logs.unequal import Unequals
 from hangdoc.postmortem.readers._placement.placement import Placement, placement_of
 from hangdoc.redaction.text import redact
 
@@ -67,12 +69,12 @@ _FILLERS = re.compile(
 _BY_RANK = re.compile(r"\W*(?:by|per|for|on|of)(?: each)? ranks?\W*")
 _EDGES = " \t/:=([{<>\"'~`*_+]})|,;\u2248-"
 _STEP = re.compile(
-    r"\b(?:global[_ ]?)?(?:step|iter(?:ation)?|it|update)s?\b[\s:=#\"'\[]{1,4}(\d{1,9})(?![\d.])"
+    r"\b(?:global[_ ]?)?(?:step|iter(?:ation)?|it|update)s?\b[\s:=#\"'\[]{1,12}(\d{1,9})(?![\d.])"
     r"(?! ?(?:ms|s|sec|seconds)\b)",
     re.IGNORECASE,
 )
 _PLACE = re.compile(  # how far the job is, which names no figure: `step 400`, `epoch 3 iter 200/500`
-    r"\W{0,8}(?:(?:global[ _]?)?(?:step|iter(?:ation)?|it|update|batch|epoch)s?[\s:=#\"'\[(]{1,4}"
+    r"\W{0,8}(?:(?:global[ _]?)?(?:step|iter(?:ation)?|it|update|batch|epoch)s?[\s:=#\"'\[(]{1,12}"
     r"\d{1,9}(?:/\d{1,9})?\W{0,8}){1,4}"
 )
 _PRINTS = re.compile(r"^(?:and |so |then )?(?:i|we) (?:also |now |then )?(?:print|log|dump|compute|compared?)(?:ed)? ")
@@ -89,6 +91,12 @@ _HOST_ROW = re.compile(  # of a list below a heading, as in `throughput per node
 )
 _NORM = re.compile(r"(?<![\w|])(?:\|{1,2}|\u2016) ?(\w{1,24}) ?(?:\|{1,2}|\u2016)(?=[\s=:]|$)")
 _NORM_OF = re.compile(_NORM.pattern.replace(r"(?=[\s=:]|$)", r"(?=[\s=:]{1,4}\d)"))  # followed by its value
+_OF_PARTS = re.compile(
+    r"\b(checksum|digest|fingerprint|hash|md5|sha(?:1|256)|norm|sum)(?:s|es)? (?:of|over|for) [^.\n]{0,40}?"
+    r"\b(?:param(?:eter)?s?|weights?|(?:sub)?(?:modules?|models?|networks?)|layers?|replicas?)\b"
+)
+_PARAMETER = re.compile(r"\b(\w{2,40}) ?= ?(?:torch\.)?nn\.Parameter\(")
+_FENCE = re.compile(r"\s{0,20}(?:`{3}|~{3})")
 _SERIES = re.compile(r"(?:tensor|array)\(\[([-\d.,\s e+]{3,300})\]")
 _HOST_OF_OWNER = re.compile(rf"\s?(?:\(|on |@ ?)(?:host )?({NAME})\)?(?=[\s:=,|])")
 _OF_HOSTS = re.compile(r"\b(?:hosts?|nodes?|machines?|servers?|pods?|hostnames?)\b", re.IGNORECASE)
@@ -101,6 +109,7 @@ class _Block:
     """What the lines above say about the next ones."""
 
     heading: str = ""
+    parameters: set[str] = field(default_factory=set)  # names that source code in the text gives to parameters
     tables: RankTables = field(default_factory=RankTables)
     sections: RankSections = field(default_factory=RankSections)
     lists: RankLists = field(default_factory=RankLists)
@@ -118,7 +127,8 @@ def read_figures(
     found: list[Figure] = []
     block = _Block()
     gpus, cpus, links, profiles, reports = GpuTables(), CpuTexts(), GpuLinks(), Profiles(), RankReports()
-    extremes, breakdowns, parallelism = Extremes(), Breakdowns(), Parallelism()
+    extremes, breakdowns, parallelism, comparisons = Extremes(), Breakdowns(), Parallelism(), Comparisons()
+    unequals = Unequals()
     hosts = HostContext("\n".join(texts).encode())
     for number, raw in enumerate(texts, first):
         if len(raw) > MAX_LINE or len(found) >= MAX_FIGURES:
@@ -132,6 +142,8 @@ def read_figures(
         profiles.feed(line.text or raw, line.rank, number)
         reports.feed(line.text, number)
         extremes.feed(line.text, number)
+        unequals.feed(line.text, number)
+        comparisons.feed(line.text if line.rank is None else raw.strip(), number)
         breakdowns.feed(line.text, line.rank is not None, number)
         found_step = _STEP.search(line.text)
         step = int(found_step[1]) if found_step else step_of_total(line.text)
@@ -139,18 +151,25 @@ def read_figures(
             line = Line(raw.strip())
         if line.rank is None and line.host is None and host is not None:
             line = replace(line, host=host)  # of the heading above
+        block.parameters |= {one[1].lower() for one in _PARAMETER.finditer(raw)}
         for value in _values(line, raw, block, number - first + 1 < len(texts)):
-            found += _figures(value, step, number)
+            trained = value.name.rpartition(" ")[2] in block.parameters
+            found += _figures(replace(value, name=f"{value.name} weights") if trained else value, step, number)
     profiles.end()
     breakdowns.end()
-    own = (gpus, cpus, links, profiles, reports, breakdowns)
-    kept = [*_comparable(found[:MAX_FIGURES]), *(figure for one in own for figure in one.found), *extremes.figures()]
+    own = (gpus, cpus, links, profiles, reports, breakdowns, comparisons)
+    kept = [
+        *_comparable(found[:MAX_FIGURES]),
+        *(figure for one in own for figure in one.found),
+        *extremes.figures(),
+        *unequals.figures(),
+    ]
     if not kept:
         return None
     placement = placement or placement_of("\n".join(texts))
     kept = _of_ranks(kept, placement)
     said = (placement.index_is_rank, placement.ordinal_is_rank, parallelism.staged, parallelism.sharded)
-    return Figures(tuple(kept), source, *said, _ranks_of_gpus(kept, placement))
+    return Figures(tuple(kept), source, *said, _ranks_of_gpus(kept, placement), _ranks_of_hosts(kept, placement))
 
 
 def _of_ranks(found: Sequence[Figure], placement: Placement) -> list[Figure]:
@@ -169,6 +188,12 @@ def _ranks_of_gpus(found: Iterable[Figure], placement: Placement) -> dict[str, i
         if (rank := placement.rank_of_gpu(host, gpu)) is not None:
             ranks[owner] = rank
     return ranks
+
+
+def _ranks_of_hosts(found: Iterable[Figure], placement: Placement) -> dict[str, tuple[int, ...]]:
+    """The ranks of each host whose GPUs or processes own figures, where the text shows all of them."""
+    hosts = dict.fromkeys(one.owner.rpartition("/")[0] for one in found if one.of in ("gpu", "process"))
+    return {host: ranks for host in hosts if host and (ranks := placement.ranks_on(host))}
 
 
 def _comparable(found: Sequence[Figure]) -> list[Figure]:
@@ -266,11 +291,28 @@ def _in_line(text: str, own: Owner | None, block: _Block) -> Iterator[Value]:
         bare = bare and bool(name)
         name = name or counted or heading or (block.heading if named else "")
         counted = ""
+        if named and block.heading and (common := _common_of_parts(block.heading)) and not is_known(name):
+            name = f"{common} of the weights of {name}"
         if name:
             found.append(Value(owners, name, value, unit, bool(match["hash"]), None, not match["hash"]))
-    if not named and not (found and _STATISTICS.search(text)):
-        block.heading = text.lower().strip(_EDGES)[-MAX_LINE:]
+    if not _FENCE.match(text):
+        last = _last_sentence(text)
+        if not named and not (found and _STATISTICS.search(text)):
+            block.heading = text.lower().strip(_EDGES)[-MAX_LINE:]
+        elif last != text and last.rstrip().endswith(":") and not any(map(_owners, _TOKEN.finditer(last.lower()))):
+            block.heading = last.lower().strip(_EDGES)
     yield from found
+
+
+def _last_sentence(text: str) -> str:
+    return re.split(r"[.?!]\s", text)[-1]
+
+
+def _common_of_parts(heading: str) -> str | None:
+    """`checksum` below `I print a checksum of both submodules`: what replicas have in common, of each part."""
+    last = _last_sentence(heading)
+    found = _OF_PARTS.search(last)
+    return found[1] if found and not _EACH_ITS_OWN.search(last) else None
 
 
 def _owners(match: re.Match[str]) -> tuple[Owner, ...]:
@@ -329,6 +371,10 @@ def _figures(value: Value, step: int | None, line: int) -> Iterable[Figure]:
 
 def _common(value: Value) -> Meaning | None:
     """The meaning of a hexadecimal number. It is no time, whatever else a sentence above it mentions."""
-    name = _PRINTS.sub("", re.split(r"[.?!]\s", value.name)[-1]).replace("_", " ").lower()
-    state = any(one.expression.search(name) for one in figure_kinds() if one.kind == "state")
-    return Meaning("state") if state and not _EACH_ITS_OWN.search(name) else None
+    for sentence in reversed(re.split(r"[.?!]\)?\s", value.name)):
+        name = _PRINTS.sub("", sentence).replace("_", " ").lower()
+        if any(one.expression.search(name) for one in figure_kinds() if one.kind == "state"):
+            return None if _EACH_ITS_OWN.search(name) else Meaning("state")
+        if _EACH_ITS_OWN.search(name):
+            return None
+    return None

@@ -15,7 +15,7 @@ _STAGED = re.compile(
 _SHARDED = re.compile(
     rf"\btp(?:[_ ]?size)?\s?[=:x]?\s?{_MORE}|\bTP rank\b|\btensor parallel(?:ism)?\b|\bexpert parallel(?:ism)?\b"
     rf"|\btensor[ _-](?:model[ _-])?parallel(?:ism)?(?:[ _-]size)?\s?[=:]?\s?{_MORE}"
-    r"|\bzero[ -]?(?:stage[ -]?)?[23]\b|\bfsdp2?\b"
+    r"|(?<!\bno )(?<!\bnot )(?<!\bwithout )\b(?:zero[ -]?(?:stage[ -]?)?[23]|fsdp2?)\b"
     r"|\b(?:flat_?|local )?(?:param(?:eter)?s?|weights?|model|state)[ _-]?(?:is |are )?"
     r"(?:shards?|sharded|partition(?:s|ed)?)\b|\b(?:sharded|partitioned) (?:param(?:eter)?s?|weights?|model|state)",
     re.IGNORECASE,

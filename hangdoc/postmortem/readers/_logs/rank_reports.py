@@ -7,6 +7,7 @@
 * `STRAGGLER DETECTION WARNING: Some GPUs have worse relative performance. Affected ranks: {...}`, with numbers or
   `StragglerId(rank=3, node='node1')` (nvidia-resiliency-ext: ptl_resiliency/straggler_det_callback.py)
 * `Fault nodes are: [] and stragglers are: [1]` (dlrover: elastic_agent/torch/training.py): numbers of nodes
+* `Detected 688.15 GFLOPs for GPU 2 which is below the threshold 1502.30` (DCGM: dcgmlib/dcgm_errors.h, of dcgmi diag)
 * `rank 3 is 28.1% slower than the median` (scripts of users)
 """
 
@@ -41,6 +42,10 @@ _SLOWER = re.compile(
     rf"\brank (?P<rank>\d{{1,6}})(?: \(?(?:on )?(?P<host>{NAME})\)?)? (?:is|was|runs)"
     r" (?P<apart>\d{1,3}(?:\.\d{1,3})?) ?% slower than (?:the )?(?:median|mean|average|other|rest|peers)",
     re.IGNORECASE,
+)
+_BELOW = re.compile(
+    r"\bDetected (?P<value>\d{1,9}(?:\.\d{1,4})?) (?P<unit>[A-Za-z/]{1,12}) for GPU (?P<gpu>\d{1,3}) which is below the"
+    r" threshold (?P<least>\d{1,9}(?:\.\d{1,4})?)"
 )
 _LISTED = re.compile(r"Ranks with (?:lowest|highest) Etpt\(TF\): ((?:\d{1,6}(?:\.\d{1,6})?/\d{1,6},? {0,3}){1,256})")
 
@@ -80,6 +85,9 @@ class RankReports:
             named = named or [(one, None) for one in re.findall(r"\b\d{1,6}(?=[,\]}])", affected["ranks"][:400])]
             for rank, host in named[:MAX_JUDGED]:
                 self._add(name, rank, host, "" if relative else "1", number)
+        elif below := _BELOW.search(text):
+            name = f"{below['value']} {below['unit']}, below the threshold of {below['least']}"
+            self.found.append(Figure(JUDGED, name, "gpu", str(int(below["gpu"])), "", line=number))
         elif nodes := _STRAGGLER_NODES.search(text):
             for node in nodes["nodes"].split(",")[:MAX_JUDGED]:
                 if node.strip():

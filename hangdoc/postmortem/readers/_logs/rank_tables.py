@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hangdoc.postmortem.readers._host_names import is_host_name
 from hangdoc.postmortem.readers._logs.figure_kinds import names_a_figure
 from hangdoc.postmortem.readers._logs.figure_values import GPU, HOST, NUMBERED, RANK, SHORT, Owner, Value, cell_value
 
 MAX_CELLS = 64
+MAX_SPAN = 1_024  # ranks of one row
 MAX_OTHER_COLUMNS = 3  # mean, max and the like behind those of ranks
 
 _HEAD = re.compile(
-    r"(?P<rank>(?:global[ _]?|world[ _]?)?rank(?:[ _]?(?:id|index))?|dp[ _]?rank|rk"
+    r"(?P<rank>(?:global[ _]?|world[ _]?)?ranks?(?:[ _]?(?:id|index))?|dp[ _]?rank|rk"
     r"|(?:proc(?:ess)?|trainer)(?:[ _]?id)?)"
     r"|(?P<gpu>gpu(?:[ _]?(?:id|idx|index))?|device|card)"
     r"|(?P<host>host(?:[ _]?name)?|node(?:[ _]?name)?|pod|machine|server|worker)",
@@ -35,6 +36,7 @@ _FOREIGN = re.compile(
 _GPUS = re.compile(r"#?gpus", re.IGNORECASE)
 _STEP = re.compile(r"(?:global[ _]?)?(?:step|iter(?:ation)?|it|update)s?", re.IGNORECASE)
 _STATISTIC = re.compile(r"(?:min|max|avg|mean|median|std|total|sum|all|spread|skew|ratio|max/min)", re.IGNORECASE)
+_TOUCHING = re.compile(r"^((?:global[ _]?)?(?:step|iter(?:ation)?)) (rank)(?=\s{2})", re.IGNORECASE)  # heads
 _RULE = re.compile(r"[\s|+:=\u2500-\u257f-]{3,}")
 _BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2506\u2551", "|"))
 _WORD = re.compile(r"(?=.{0,60}[A-Za-z])[\w()\[\]%/.#*-]{1,60}(?<![.?!])")
@@ -43,6 +45,7 @@ _OWNER_CELL = re.compile(
     r"(?P<rank>rank|proc(?:ess)?|trainer)?(?P<gpu>gpu|cuda)?(?P<short>[rw])?[ _:#]{0,2}(?P<number>\d{1,6})",
     re.IGNORECASE,
 )
+_SPAN_CELL = re.compile(r"(?:ranks? )?(\d{1,6}) ?(?:-|\u2013|\.\.) {0,4}(\d{1,6})")
 _HOST_CELL = re.compile(r"[A-Za-z][\w.-]{0,100}")
 _LAYOUTS = ("|", "\t", ",", ";", "  ", " ")
 
@@ -123,7 +126,8 @@ class RankTables:
         others = [cell for cell, owner in zip(cells, owners, strict=True) if not owner]
         if owners[0] is None:
             others = others[1:]
-        if len(others) > MAX_OTHER_COLUMNS or not all(_STATISTIC.fullmatch(cell) for cell in others):
+        counted = [one.name for one in named] == [str(at) for at in range(len(named))] and len(named) > 2
+        if len(others) > MAX_OTHER_COLUMNS or not (counted or all(_STATISTIC.fullmatch(cell) for cell in others)):
             return False
         self._owners, self._layout = owners, layout
         told = owners[0] is None and names_a_figure(cells[0]) and not _STEP.fullmatch(cells[0])
@@ -144,17 +148,25 @@ class RankTables:
             cells = cells[1:]  # the index of pandas
         if len(cells) != len(self._columns):
             return None
-        owner = self._owner(cells[self._place])
-        if owner is None:
+        owners = self._owners_in(cells[self._place])
+        if not owners:
             return [] if _STATISTIC.fullmatch(cells[self._place]) else None
         step = cells[self._step] if self._step is not None else ""
         at = int(step) if re.fullmatch(r"\d{1,9}", step) else None
         found = [
-            cell_value(owner, name, cell, at)
+            cell_value(owners[0], name, cell, at)
             for place, (name, cell) in enumerate(zip(self._columns, cells, strict=True))
             if place != self._place
         ]
-        return [one for one in found if one]
+        return [replace(one, owners=owners) for one in found if one]
+
+    def _owners_in(self, cell: str) -> tuple[Owner, ...]:
+        """The owners of a row; `0-7`: a row for all of these ranks."""
+        if self._of == RANK and (span := _SPAN_CELL.fullmatch(cell)):
+            first, last = int(span[1]), int(span[2])
+            return tuple(Owner(RANK, str(rank)) for rank in range(first, min(last + 1, first + MAX_SPAN)))
+        owner = self._owner(cell)
+        return (owner,) if owner else ()
 
     def _owner(self, cell: str) -> Owner | None:
         number = _OWNER_CELL.fullmatch(cell)
@@ -208,7 +220,7 @@ def _cells(text: str, layout: str) -> list[str]:
     if layout == "|":
         cells = inner.strip("|").split("|") if "|" in inner else [inner]
     elif layout == "  ":
-        cells = re.split(r"\s{2,}", inner)
+        cells = re.split(r"\s{2,}", _TOUCHING.sub(r"\1  \2", inner))
     elif layout == " ":
         cells = inner.split()
     else:

@@ -51,6 +51,7 @@ class Placement:
     gpus: Mapping[tuple[str, int], int] = field(default_factory=dict)  # (host, GPU) -> rank
     buses: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (host, PCI bus and device) -> rank
     indices: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (host, PCI bus and device) -> GPU
+    whole: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # host -> its ranks, where all are stated
     per_node: int | None = None  # ranks on each host
     one_node: bool = False  # the text says that the job runs on one host
     local_is_rank: bool = True  # nothing shows that the number of a rank or GPU on its host is another than its rank
@@ -91,6 +92,10 @@ class Placement:
     def places(self, host: str | None) -> bool:
         """True if the text says which ranks run on this host."""
         return any(at == _short(host) for at, _ in self.locals)
+
+    def ranks_on(self, host: str) -> tuple[int, ...]:
+        """All ranks of a host; empty: the text does not show all of them."""
+        return self.whole.get(_short(host), ())
 
     def rank_on_node(self, node: int | None, local: int) -> int | None:
         """The rank of a process by its number on a node, if every node has the same number of ranks."""
@@ -173,7 +178,8 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout)
     seats = [seat for seat in stated if doubted.isdisjoint(seat.ranks)]
     locals_ = _unique(_numbers(seats, "locals", hosts))
     gpus = _unique(_numbers(seats, "gpus", hosts))
-    for host, ranks in _whole_hosts(seats, hosts, per_node).items():
+    whole = _whole_hosts(seats, hosts, per_node)
+    for host, ranks in whole.items():
         for number, rank in enumerate(ranks):
             locals_.setdefault((host, number), rank)
             if numbering.counts_gpus:
@@ -191,6 +197,7 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout)
         locals_,
         gpus,
         _buses(seats, hosts, gpus),
+        whole={host: tuple(ranks) for host, ranks in whole.items() if host},
         per_node=per_node,
         one_node=local_is_rank and (numbering.one_host or layout.one_node),
         local_is_rank=local_is_rank,

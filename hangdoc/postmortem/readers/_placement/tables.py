@@ -14,8 +14,8 @@ from hangdoc.postmortem.readers._placement.statements import Seat
 MAX_CELLS = 12
 MAX_LINE = 300  # characters
 _COLUMNS = {
-    "rank": "rank", "global rank": "rank", "global_rank": "rank", "world_rank": "rank", "procid": "rank",
-    "slurm_procid": "rank", "globalid": "rank", "host": "host", "hostname": "host", "node": "host",
+    "rank": "rank", "ranks": "rank", "global rank": "rank", "global_rank": "rank", "world_rank": "rank",
+    "procid": "rank", "slurm_procid": "rank", "globalid": "rank", "host": "host", "hostname": "host", "node": "host",
     "nodename": "host", "machine": "host", "pod": "host", "server": "host", "pid": "pid",
     "gpu": "gpu", "cuda": "gpu", "device": "gpu", "local": "local",
     "local rank": "local", "local_rank": "local", "localid": "local", "localrank": "local", "node_rank": "node",
@@ -25,6 +25,8 @@ _NEEDED = frozenset({"host", "pid", "gpu", "local"})
 _SPLIT = re.compile(r"\s*(?:->|=>|\u2192|\||\t|,|=|:(?=\s|$)|\s{2,})\s*")
 _HOST_OF_EACH = re.compile(r"\bsrun\b.{0,120} (?:-l|--label)\b.{0,120}\bhostname\b")
 _NAME, _NUMBER = re.compile(NAME), re.compile(r"\d{1,9}")
+_SPAN = re.compile(r"(\d{1,6}) ?(?:-|\u2013|\.\.) {0,4}(\d{1,6})")  # of ranks, one row for all of them
+MAX_SPAN = 1_024
 
 
 def _cells(text: str, wide: bool) -> list[str]:
@@ -78,6 +80,9 @@ class PlacementTable:
         if "rank" not in row or len(row) < 2:
             self._columns = ()
             return None
+        if span := _SPAN.fullmatch(row["rank"]):
+            ranks = tuple(range(int(span[1]), min(int(span[2]) + 1, int(span[1]) + MAX_SPAN)))
+            return Seat(ranks, row["host"]) if "host" in row and ranks else None
         number = {name: (int(value),) for name, value in row.items() if name != "host"}
         return Seat(
             number["rank"], row.get("host"), number.get("pid", ()), number.get("gpu", ()), number.get("local", ()),
@@ -90,5 +95,5 @@ def _typed(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     for name, cell in pairs:
         value = re.sub(r"^(?:rank|cuda:|gpu ?|pid )", "", cell, flags=re.IGNORECASE).strip(" :|")
         form = _NAME if name == "host" else _NUMBER
-        if name and form.fullmatch(value):
+        if name and (form.fullmatch(value) or (name == "rank" and _SPAN.fullmatch(value))):
             yield name, value
