@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
+from hangdoc.analysis.ranks.host_ranks import on_hosts
 from hangdoc.analysis.thresholds import (
     BARELY_SLOWER,
     COMPARABLE_RANKS,
@@ -117,10 +118,10 @@ class FiguresDetector(Detector[FiguresFacts, FiguresJob]):
         if any(one.sharded for one in figures):
             parted["apart_exact"] = False
         job = FiguresJob(
-            slow=_suspects(slow, numbered),
+            slow=on_hosts(case, _suspects(slow, numbered)),
             slow_why=slow.why if slow else None,
             slow_firm=slow.firm and not any(one.staged for one in figures) if slow else False,
-            loading=_suspects(loading, numbered),
+            loading=on_hosts(case, _suspects(loading, numbered)),
             loading_why=loading.why if loading else None,
             loading_firm=loading.firm if loading else False,
             **_share(values),

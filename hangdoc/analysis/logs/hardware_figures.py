@@ -18,6 +18,7 @@ from hangdoc.analysis.logs.figures import (
     numbered_as_ranks,
     suspect,
 )
+from hangdoc.analysis.ranks.host_ranks import on_hosts, ranks_of_host
 from hangdoc.analysis.thresholds import (
     BUSY_GPU,
     COMPARABLE_RANKS,
@@ -90,7 +91,7 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
             for one in record.values:
                 values[one.kind].append(one)
         hosts = {one.owner.rpartition("/")[0] for several in values.values() for one in several if one.of == "gpu"}
-        named = _Named(numbered_as_ranks(records), len(hosts) > 1, case.job(FiguresJob).slow)
+        named = _Named(case, numbered_as_ranks(records), len(hosts) > 1, case.job(FiguresJob).slow)
         slowed, slowed_why = _slowed(values)
         idle, idle_why = _idle(values)
         busy, busy_why = _busy(values)
@@ -103,11 +104,12 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
             bound, bound_why = _shared(values["cpu set"], values["cpu allowed"])
             unranked = any(of != "rank" for of, _ in bound)
         crowded_why, proved = _crowded(values)
+        loaded, loaded_why = _loaded(values["cpu load"])
         job = HardwareJob(
             named.of(slowed), slowed_why, named.of(idle), idle_why, named.of(busy), busy_why,
             named.of(faulty), faulty_why, named.of(link), link_why, by_errors,
             named.of(throttled or bound), throttled_why, crowded_why, proved, bound_why, unranked,
-            _emulated(values), *_loaded(values["cpu load"]),
+            _emulated(values), on_hosts(case, loaded), loaded_why,
         )  # fmt: skip
         slow, late = keys_of(case, job.slowed), keys_of(case, job.held)
         return {key: HardwareFacts(key in slow or None, key in late or None) for key in case.ranks}, job
@@ -117,6 +119,7 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
 class _Named:
     """Names the rank of a GPU, a host or a process."""
 
+    case: Case
     numbered: Numbered
     several_hosts: bool  # have GPUs in the texts: their numbers are local ones
     slow: Sequence[Suspect]  # by their own figures
@@ -128,7 +131,16 @@ class _Named:
             ranks = tuple(one for one in self.slow if one.rank is not None)
             if ranks and len(ranks) == len(owners):
                 return ranks[:MAX_SUSPECTS]
-        return tuple(dict.fromkeys(found))[:MAX_SUSPECTS]
+        spread = [one for each in dict.fromkeys(found) for one in self._of_whole_host(each, owners)]
+        return tuple(dict.fromkeys(spread))[:MAX_SUSPECTS]
+
+    def _of_whole_host(self, one: Suspect, owners: Sequence[tuple[str, str]]) -> Sequence[Suspect]:
+        """The ranks of a host of which as many GPUs or processes are meant as it has ranks."""
+        if one.rank is not None or not one.host:
+            return [one]
+        at = [owner for _, owner in owners if owner.rpartition("/")[0] == one.host]
+        whole = ("host", one.host) in owners or len(set(at)) == len(ranks_of_host(self.case, one.host))
+        return on_hosts(self.case, [one]) if whole else [one]
 
     def _suspect(self, of: str, owner: str) -> Suspect | None:
         if of == "gpu" and owner in self.numbered.ranks:

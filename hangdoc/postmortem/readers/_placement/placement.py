@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from hangdoc.evidence import limits
 from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.evidence.placement import HostRanks, short_name
 from hangdoc.postmortem.readers._host_names import as_rank, is_host_name, prompt_of
 from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS
 from hangdoc.postmortem.readers._placement.buses import BusList, bus_of
@@ -51,6 +52,7 @@ class Placement:
     gpus: Mapping[tuple[str, int], int] = field(default_factory=dict)  # (host, GPU) -> rank
     buses: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (host, PCI bus and device) -> rank
     indices: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (host, PCI bus and device) -> GPU
+    whole: Mapping[str, Sequence[int]] = field(default_factory=dict)  # host -> its ranks, if all of them are stated
     per_node: int | None = None  # ranks on each host
     one_node: bool = False  # the text says that the job runs on one host
     local_is_rank: bool = True  # nothing shows that the number of a rank or GPU on its host is another than its rank
@@ -76,6 +78,13 @@ class Placement:
         found = {_short(host): rank for rank, host in self.hosts.items()}
         whole = sorted(self.hosts) == list(range(len(found))) and len(found) > 1
         return found if whole and self.per_node in (None, 1) else {}
+
+    @property
+    def pieces(self) -> Iterator[Piece]:
+        """The ranks of each host of which all are stated, for who looks for the ranks of a host at fault."""
+        if self.whole or self.per_node:
+            ranks = {host: tuple(ranks) for host, ranks in self.whole.items()}
+            yield Piece(ProcessRef(), "placement", HostRanks(ranks, self.per_node))
 
     def rank_alone_on(self, host: str) -> int | None:
         """The only rank of a host; None: it has several, or the text does not show all of them."""
@@ -173,7 +182,8 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout)
     seats = [seat for seat in stated if doubted.isdisjoint(seat.ranks)]
     locals_ = _unique(_numbers(seats, "locals", hosts))
     gpus = _unique(_numbers(seats, "gpus", hosts))
-    for host, ranks in _whole_hosts(seats, hosts, per_node).items():
+    whole = _whole_hosts(seats, hosts, per_node)
+    for host, ranks in whole.items():
         for number, rank in enumerate(ranks):
             locals_.setdefault((host, number), rank)
             if numbering.counts_gpus:
@@ -191,6 +201,7 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout)
         locals_,
         gpus,
         _buses(seats, hosts, gpus),
+        whole=whole,
         per_node=per_node,
         one_node=local_is_rank and (numbering.one_host or layout.one_node),
         local_is_rank=local_is_rank,
@@ -266,4 +277,4 @@ def _unique(pairs: Iterable[tuple[KeyT, ValueT]]) -> dict[KeyT, ValueT]:
 
 def _short(host: str | None) -> str:
     """A host without its domain, in lower case; "": none."""
-    return (host if host[:1].isdecimal() else host.partition(".")[0]).lower() if host else ""
+    return short_name(host) if host else ""
