@@ -32,8 +32,8 @@ _STATEMENTS = (
     ("single", r"\b[Tt]raining with a single process on 1 (?:GPU|device)"),
     (
         "world",
-        r"(?<!\w)(?:dist_|get_)?[Ww](?:orld|ORLD)[_ ]?(?i:size)(?:\(\))?(?:\W{1,3}|[ \t.]{1,24}[:=|][ \t]{0,8}| is | of | was )"
-        r"1\b(?![.,]?\d)|\bWith (?:a )?world[_ ]size of 1\b",
+        r"(?<!\w)(?:dist_|get_)?[Ww](?:orld|ORLD)[_ ]?(?i:size)(?:\(\))?"
+        r"(?:\W{1,3}|[ \t.]{1,24}[:=|][ \t]{0,8}| is | of | was )1\b(?![.,]?\d)|\bWith (?:a )?world[_ ]size of 1\b",
     ),
     ("processes", r"\b(?i:num(?:ber)?[_ ](?:of[_ ])?(?:processes|ranks|replicas))\W{1,3}1\b(?![.,]?\d)"
                   r"|[ ,(]1 replicas?\b"),
