@@ -32,4 +32,3 @@ class Figures(Record, frozen=True):
     staged: bool = False  # the text says that the ranks are stages of a pipeline
     sharded: bool = False  # the text says that ranks hold parts of the model
     ranks: Mapping[str, int] = {}  # GPU, as owner of a figure -> its rank, by where the text says that the ranks run
-    placed: Mapping[str, tuple[int, ...]] = {}  # host of an owner -> all its ranks, if the text shows all of them

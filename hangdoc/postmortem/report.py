@@ -199,6 +199,8 @@ def _read_text(
                 yield placement.placed(item) if isinstance(item, Piece) else item
         if found or (reader is readers[-1] and not names):
             names.append(reader.name)
+    if names:
+        yield from placement.pieces
     if whole:
         context.progress(source.size)
 

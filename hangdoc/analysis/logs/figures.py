@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
+from hangdoc.analysis.ranks.host_ranks import on_hosts
 from hangdoc.analysis.thresholds import (
     BARELY_SLOWER,
     COMPARABLE_RANKS,
@@ -119,10 +120,10 @@ class FiguresDetector(Detector[FiguresFacts, FiguresJob]):
         if sharded:
             parted["apart_exact"] = False
         job = FiguresJob(
-            slow=_suspects(slow, numbered),
+            slow=on_hosts(case, _suspects(slow, numbered)),
             slow_why=slow.why if slow else None,
             slow_firm=slow.firm and not any(one.staged for one in figures) if slow else False,
-            loading=_suspects(loading, numbered),
+            loading=on_hosts(case, _suspects(loading, numbered)),
             loading_why=loading.why if loading else None,
             loading_firm=loading.firm if loading else False,
             **_share(values),
@@ -157,14 +158,12 @@ class Numbered:
     gpus: bool = False
     pods: bool = False
     ranks: Mapping[str, int] = field(default_factory=dict)  # GPU -> its rank
-    placed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # host -> all its ranks
 
 
 def numbered_as_ranks(figures: Iterable[Figures]) -> Numbered:
     known = list(figures)
     ranks = {gpu: rank for one in known for gpu, rank in one.ranks.items()}
-    placed = {host: on for one in known for host, on in one.placed.items()}
-    return Numbered(any(one.index_is_rank for one in known), any(one.ordinal_is_rank for one in known), ranks, placed)
+    return Numbered(any(one.index_is_rank for one in known), any(one.ordinal_is_rank for one in known), ranks)
 
 
 def suspect(of: str, owner: str, numbered: Numbered) -> Suspect | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -18,6 +18,7 @@ from hangdoc.analysis.logs.figures import (
     numbered_as_ranks,
     suspect,
 )
+from hangdoc.analysis.ranks.host_ranks import on_hosts, ranks_of_host
 from hangdoc.analysis.thresholds import (
     BUSY_GPU,
     COMPARABLE_RANKS,
@@ -93,7 +94,7 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
             for one in record.values:
                 values[one.kind].append(one)
         hosts = {one.owner.rpartition("/")[0] for several in values.values() for one in several if one.of == "gpu"}
-        named = _Named(numbered_as_ranks(records), len(hosts) > 1, case.job(FiguresJob).slow)
+        named = _Named(case, numbered_as_ranks(records), len(hosts) > 1, case.job(FiguresJob).slow)
         slowed, slowed_why = _slowed(values)
         idle, idle_why = _idle(values)
         busy, busy_why = _busy(values)
@@ -111,11 +112,12 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
             bound_why = _confined(values["cpu allowed"], values["cpu cores"])
             alike = bound_why is not None
         crowded_why, proved = _crowded(values)
+        loaded, loaded_why = _loaded(values["cpu load"])
         job = HardwareJob(
             named.of(slowed), slowed_why, named.of(idle), idle_why, named.of(busy), busy_why,
             named.of(faulty), faulty_why, named.of(link), link_why, by_errors,
             named.of(throttled or bound), throttled_why, crowded_why, proved, bound_why, unranked, alike,
-            _emulated(values), *_loaded(values["cpu load"]),
+            _emulated(values), on_hosts(case, loaded), loaded_why,
         )  # fmt: skip
         slow, late = keys_of(case, job.slowed), keys_of(case, job.held)
         return {key: HardwareFacts(key in slow or None, key in late or None) for key in case.ranks}, job
@@ -125,29 +127,28 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
 class _Named:
     """Names the rank of a GPU, a host or a process."""
 
+    case: Case
     numbered: Numbered
     several_hosts: bool  # have GPUs in the texts: their numbers are local ones
     slow: Sequence[Suspect]  # by their own figures
 
     def of(self, owners: Sequence[tuple[str, str]]) -> tuple[Suspect, ...]:
         """If as many ranks are slow as GPUs or hosts are slowed, they are the same."""
-        whole = self._whole_hosts(owners)
-        if whole:
-            return whole[:MAX_SUSPECTS]
         found = [one for of, owner in owners if (one := self._suspect(of, owner)) is not None]
         if any(one.rank is None for one in found) or len(found) < len(owners):
             ranks = tuple(one for one in self.slow if one.rank is not None)
             if ranks and len(ranks) == len(owners):
                 return ranks[:MAX_SUSPECTS]
-        return tuple(dict.fromkeys(found))[:MAX_SUSPECTS]
+        spread = [one for each in dict.fromkeys(found) for one in self._of_whole_host(each, owners)]
+        return tuple(dict.fromkeys(spread))[:MAX_SUSPECTS]
 
-    def _whole_hosts(self, owners: Sequence[tuple[str, str]]) -> tuple[Suspect, ...]:
-        """The ranks of hosts, each of which has as many ranks as GPUs or processes among the owners."""
-        counts = Counter(owner.rpartition("/")[0] for of, owner in owners if of in ("gpu", "process"))
-        placed = self.numbered.placed
-        if counts.total() < len(owners) or any(len(placed.get(host, ())) != count for host, count in counts.items()):
-            return ()
-        return tuple(Suspect(rank, None, host) for host in counts for rank in placed[host])
+    def _of_whole_host(self, one: Suspect, owners: Sequence[tuple[str, str]]) -> Sequence[Suspect]:
+        """The ranks of a host of which as many GPUs or processes are meant as it has ranks."""
+        if one.rank is not None or not one.host:
+            return [one]
+        at = [owner for _, owner in owners if owner.rpartition("/")[0] == one.host]
+        whole = ("host", one.host) in owners or len(set(at)) == len(ranks_of_host(self.case, one.host))
+        return on_hosts(self.case, [one]) if whole else [one]
 
     def _suspect(self, of: str, owner: str) -> Suspect | None:
         if of == "gpu" and owner in self.numbered.ranks:

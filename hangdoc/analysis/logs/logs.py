@@ -45,6 +45,8 @@ from hangdoc.analysis.logs.hardware_errors import HardwareErrors, hardware_error
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, job_logs, last, number
 from hangdoc.analysis.logs.lost_peers import lost_connections, lost_peers
 from hangdoc.analysis.logs.rendezvous_errors import RendezvousErrors, rendezvous_errors
+from hangdoc.analysis.logs.shared_gpus import by_design
+from hangdoc.analysis.ranks.host_ranks import on_hosts, ranks_per_host
 from hangdoc.analysis.thresholds import FIRST_CALLS
 from hangdoc.evidence import limits
 from hangdoc.evidence.logs import LOST, TEARDOWN, LogEvent
@@ -175,7 +177,7 @@ class LogsJob:
     taken_on: tuple[Suspect, ...] = ()  # the host on which `port` was in use
     ports: tuple[Suspect, ...] = ()  # hosts with a failing port that no rank reports
     gpus: tuple[Suspect, ...] = ()  # hosts with a GPU error that no rank reports
-    one_gpu: bool = False  # all ranks, more than two, say that they share one
+    gpus_shared: bool = False  # the launch or the script put ranks onto one GPU, and none of them stands out
     lines: tuple[str, ...] = ()  # the errors of these hosts: "node-7: Xid 79 on GPU ..."
 
 
@@ -206,7 +208,10 @@ class LogsDetector(Detector[LogsFacts, LogsJob]):
             counted=bool(left) and not behind,
             shorter=bool(shorter) and not behind,
             mismatches=list(call_mismatches(logs, groups)),
-            hardware=hardware_errors(case, logs),
+            hardware=(hardware := hardware_errors(case, logs)),
+            beyond=on_hosts(case, hardware.peers),
+            gpus_shared=by_design(logs, ranks_per_host(case)),
+            ports=on_hosts(case, (Suspect(None, None, host) for host in hardware.port_hosts)),
             rendezvous=rendezvous_errors(logs),
             counts=last_counts(logs),
             roots=root_causes(logs),
@@ -227,6 +232,9 @@ class _Findings:
     shorter: bool  # or the length of their loops
     mismatches: list[CallMismatch]
     hardware: HardwareErrors
+    beyond: tuple[Suspect, ...]  # the host that InfiniBand errors of several ranks name, or its ranks
+    gpus_shared: bool
+    ports: tuple[Suspect, ...]  # hosts with a failing port, or their ranks
     rendezvous: RendezvousErrors
     counts: Mapping[int, LastCount]
     roots: frozenset[Key]  # ranks that launchers name as the first failure
@@ -349,7 +357,6 @@ def _job_facts(job: _Findings, errors: Mapping[Key, LogEvent]) -> LogsJob:
     # Who ended by itself closed its connections as it should.
     gone = None if ranks_that_left(logs, fewest=1) else lost_peers(logs)
     lost = lost_connections(logs)
-    sharing = {number(event, name) for event in logs.all("duplicate_gpu") for name in ("rank", "rank_b")}
     sequence = max((at for event in logs.all(*TIMEOUTS) if (at := number(event, "sequence")) is not None), default=None)
     misfits = [event for event in logs.all("exception") if error_kind(event) == MISFIT and not caused_by_peer(event)]
     misfit = next((event for event in misfits if "uncaught" in event.fields), misfits[0] if misfits else None)
@@ -415,12 +422,12 @@ def _job_facts(job: _Findings, errors: Mapping[Key, LogEvent]) -> LogsJob:
         unresolved=rendezvous.unresolved,
         one_refused=any("refused" in fields for fields in rendezvous.of_rank.values()),
         cut_off=any(True for _ in logs.all(*TIMEOUTS, "connect_failed", "clients_missing", "unreachable")),
-        beyond=hardware.peers,
+        beyond=job.beyond,
         loopback_by=(Suspect(rendezvous.on_loopback),) if rendezvous.on_loopback is not None else (),
         taken_on=(Suspect(None, None, rendezvous.taken_on),) if rendezvous.taken_on else (),
-        ports=tuple(Suspect(None, None, host) for host in hardware.port_hosts),
+        ports=job.ports,
         gpus=tuple(Suspect(None, None, host) for host in hardware.gpu_hosts),
-        one_gpu=2 < len(sharing) == logs.size,
+        gpus_shared=job.gpus_shared,
         lines=tuple(f"{host}: {text}" for host, text in host_errors.items()),
     )
 

@@ -126,12 +126,19 @@ def _outliers(rates: Mapping[Names, float]) -> list[Names]:
 
 
 def _suspects(rates: Mapping[Names, float], slow: Sequence[Names]) -> list[str]:
-    """The host in each slow run that is in no fast one; empty where that leaves none, or two."""
+    """The host in each slow run that is in no fast one; empty where that leaves none, or two.
+
+    A run that leaves two shows neither of them. Beside it, a host counts that several other runs leave.
+    """
     fast = {host for hosts in rates if hosts not in slow for host in hosts}
     left = [[host for host in hosts if host not in fast] for hosts in slow]
     if any(len(one) != 1 for one in left):
         common = set(slow[0]).intersection(*slow[1:]) - fast
-        return sorted(common) if len(slow) > 1 and len(common) == 1 else []
+        if len(slow) > 1 and len(common) == 1:
+            return sorted(common)
+        counts = Counter(one[0] for one in left if len(one) == 1)
+        clear = all(one for one in left) and len(rates) >= COMPARABLE_RANKS
+        return [host for host, count in counts.items() if count > 1] if clear else []
     return list(dict.fromkeys(one[0] for one in left))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.logs.first_failure import failures
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, job_logs, known_host
+from hangdoc.analysis.ranks.host_ranks import on_hosts
 from hangdoc.analysis.thresholds import LEADING_LINES, TRACEBACK_LINES
 from hangdoc.evidence.logs import LogEvent
 
@@ -145,6 +146,7 @@ class NoticesJob:
 
 
 KINDS = frozenset(field.name for field in fields(NoticesFacts))
+OF_HOST = frozenset({"node_failed", "daemon_lost"})  # they end every rank of a host
 
 
 class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
@@ -183,6 +185,8 @@ class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
         for kind, found in suspects.items():  # a host only, where no line shows which of its ranks it was
             shown = {key[0] for key, own_texts in of_rank.items() if kind in own_texts}
             suspects[kind] = {one: None for one in found if one.rank is not None or one.host not in shown}
+            if kind in OF_HOST:
+                suspects[kind] = dict.fromkeys(on_hosts(case, suspects[kind]))
         of_job: dict[str, Any] = {f"{kind}_at": tuple(found)[:MAX_SUSPECTS] for kind, found in suspects.items()}
         return {key: NoticesFacts(**found) for key, found in of_rank.items()}, NoticesJob(**(of_job | texts))
 

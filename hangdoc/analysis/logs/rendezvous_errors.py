@@ -10,6 +10,7 @@ from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, followed, known_
 from hangdoc.evidence.logs import LogEvent
 
 NAMELESS = "(its name is not in the log)"
+OF_NAME = "its host name resolves to none of its addresses"
 
 
 class RendezvousFields(TypedDict, total=False):
@@ -62,6 +63,7 @@ def rendezvous_errors(logs: JobLogs) -> RendezvousErrors:
             found.taken_on = host
     for event in logs.all("connect_failed"):
         _add_loopback_peer(found, logs, event)
+    _add_loopback_neighbours(found)
     found.endpoint = found.endpoint or found.unattributed.get("unreached")
     if found.endpoint is None and (unresolved := _unresolved(logs)):
         found.endpoint = found.unattributed["unreached"] = unresolved
@@ -83,7 +85,7 @@ def _add(fields: RendezvousFields, event: LogEvent) -> None:
     if event.kind == "no_interface":
         fields["lacks"] = event.fields.get("interface", "any of the configured interfaces")
     elif event.kind == "loopback":
-        fields["loopback"] = "its host name resolves to none of its addresses"
+        fields["loopback"] = OF_NAME
     elif event.kind == "connect_failed":
         fields["unmeshed"] = event.text
         if "refused" in event.fields.get("why", ""):
@@ -94,6 +96,14 @@ def _add(fields: RendezvousFields, event: LogEvent) -> None:
         fields["port"] = event.fields.get("address") or event.fields.get("port") or "a port"
     elif event.kind == "unreachable":
         fields["unreached"] = f"{event.fields.get('address', '?')}:{event.fields.get('port', '?')}"
+
+
+def _add_loopback_neighbours(found: RendezvousErrors) -> None:
+    """Ranks that could not connect either, on a host whose name leads to loopback: it is the same for all of them."""
+    hosts = {host for (host, _), fields in found.of_rank.items() if fields.get("loopback") == OF_NAME}
+    for (host, _), fields in found.of_rank.items():
+        if known_host(host) and host in hosts and "unmeshed" in fields:
+            fields.setdefault("loopback", OF_NAME)
 
 
 def _add_loopback_peer(found: RendezvousErrors, logs: JobLogs, event: LogEvent) -> None:

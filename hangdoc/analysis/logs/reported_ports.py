@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hangdoc.analysis import Case, Detector, Suspect
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, job_logs, known_host, number
 from hangdoc.analysis.logs.measured_bandwidth import BandwidthJob
+from hangdoc.analysis.ranks.host_ranks import on_hosts
 from hangdoc.analysis.thresholds import (
     COMPARABLE_RANKS,
     CORRUPTED_FRAMES,
@@ -25,10 +26,12 @@ from hangdoc.analysis.thresholds import (
     PLAIN_PING,
     RESENT_APART,
     SLOWER_PORT,
+    UNSTABLE_STATES,
 )
 from hangdoc.evidence.logs import LogEvent
 
 MAX_SUSPECTS = 16
+MAX_STATES = 6  # of one port that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,10 @@ class PortsJob:
     lost: str | None = None  # a small ping, which was lost
     down: tuple[Suspect, ...] = ()  # hosts with a port whose last reported state is down
     down_text: str | None = None  # the first line that shows it
-    blamed: tuple[Suspect, ...] = ()  # the hosts of the strongest of these signs
+    unstable: tuple[Suspect, ...] = ()  # hosts with a port whose state changes from one reading to the next
+    unstable_text: str | None = None  # "mlx5_2/1 was init, then down, then active"
+    reported: bool = False  # the job's own lines report a failing port
+    blamed: tuple[Suspect, ...] = ()  # the hosts of the strongest of these signs, or their ranks
     suffers: bool = False  # a collective timed out, or a connection or a transfer between ranks failed
     rejects: tuple[Suspect, ...] = ()  # hosts whose firewall rejects or drops connections
     reject_text: str | None = None  # the first line or rule that shows it
@@ -62,12 +68,13 @@ class ReportedPortsDetector(Detector[object, PortsJob]):
 
     def derive(self, case: Case) -> tuple[dict[tuple[str, int], object], PortsJob]:
         logs = job_logs(case)
-        measured = case.job(BandwidthJob).slow
+        measured = on_hosts(case, case.job(BandwidthJob).slow)
         if logs is None or not any(True for _, event in logs.unattributed if event.kind in KINDS):
             return {}, PortsJob(blamed=measured)
         slow, slow_text = _slow(logs)
         other, mtu_text = _mtu(logs)
         down, down_text = _down(logs)
+        unstable = _unstable(logs)
         erring = _erring(logs)
         lossy = _lossy(logs)
         rejects = [(host, event) for host, event in logs.unattributed if event.kind == "firewall_rejects"]
@@ -82,11 +89,14 @@ class ReportedPortsDetector(Detector[object, PortsJob]):
             lost=_lost(logs, large=False),
             down=_suspects(down),
             down_text=down_text,
-            blamed=_suspects(slow or other or _known(erring) or down) or measured,
+            unstable=on_hosts(case, _suspects(_known(unstable))),
+            unstable_text=_told(unstable),
+            reported=any("port error" in event.fields.get("event", "") for event in logs.all("ib_event")),
+            blamed=on_hosts(case, _suspects(slow or other or _known(erring) or down)) or measured,
             suffers=any(True for _ in logs.all(*TIMEOUTS, "ib_error", "connect_failed", "connection_closed")),
-            rejects=_suspects(_known(host for host, _ in rejects)),
+            rejects=on_hosts(case, _suspects(_known(host for host, _ in rejects))),
             reject_text=rejects[0][1].text if rejects else None,
-            lossy=_suspects(_known(lossy)),
+            lossy=on_hosts(case, _suspects(_known(lossy))),
             lossy_text=_told(lossy),
             erring=_suspects(_known(erring)),
             erring_text=_told(erring),
@@ -266,6 +276,21 @@ def _down(logs: JobLogs) -> tuple[Sequence[str], str | None]:
     if not down:
         return [], None
     return _known(host for host, _ in down), next(iter(down.values()))
+
+
+def _unstable(logs: JobLogs) -> Mapping[str | None, str]:
+    """Hosts with a port whose state changed again and again. A single change may be its repair."""
+    readings: dict[tuple[str | None, str], list[str]] = defaultdict(list)
+    for host, event in logs.unattributed:
+        if event.kind == "port_state" and (state := event.fields.get("state")):
+            states = readings[host, event.fields.get("interface") or event.fields.get("port", "")]
+            if not states or states[-1] != state:
+                states.append(state)
+    found: dict[str | None, str] = {}
+    for (host, port), states in readings.items():
+        if port and len(states) >= UNSTABLE_STATES and "down" in states and {"up", "active"} & set(states):
+            found.setdefault(host, f"{port} was {', then '.join(states[:MAX_STATES])}")
+    return found
 
 
 ANALYSIS = ReportedPortsDetector()

@@ -14,6 +14,7 @@ from typing import TypeVar
 from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.logs.log_events import JobLogs, job_logs, known_host, number
 from hangdoc.analysis.logs.notices import NoticesJob
+from hangdoc.analysis.ranks.host_ranks import on_hosts
 from hangdoc.analysis.thresholds import COMPARABLE_RANKS
 
 KIND, COMPARED = "software_version", "version_mismatch"
@@ -69,7 +70,7 @@ class ReportedVersionsDetector(Detector[VersionsFacts, VersionsJob]):
             for host in sorted(versions, key=lambda host: (host not in other, host)):
                 sides[versions[host]].append(host)
             text = ", ".join(f"{' and '.join(hosts[:3])}: {package} {version}" for version, hosts in sides.items())
-            suspects = tuple(Suspect(None, None, host) for host in other)[:MAX_SUSPECTS]
+            suspects = on_hosts(case, [Suspect(None, None, host) for host in other][:MAX_SUSPECTS])
             blamed = named if odd else suspects or named
             return facts, VersionsJob(text[:400], suspects, blamed, _failed(logs), bool(of_ranks), ranks_text)
         return facts, VersionsJob(blamed=named, compared=bool(of_ranks), ranks_text=ranks_text)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.logs.common_peer import NOT_BETWEEN_HOSTS, common_peer, peer_of
 from hangdoc.analysis.logs.log_events import JobLogs, job_logs, known_host
+from hangdoc.analysis.ranks.host_ranks import on_hosts
 from hangdoc.analysis.thresholds import COMPARABLE_RANKS, REPORTERS
 from hangdoc.evidence.logs import LogEvent
 
@@ -48,13 +49,13 @@ class TransportDetector(Detector[object, TransportJob]):
         text, odd, clear = _fallback(logs)
         return {}, TransportJob(
             fallback=text,
-            odd=odd,
+            odd=on_hosts(case, odd),
             clear=clear,
             failed=failed[0][1].text if failed else None,
             count=len(failed),
             hosts=naming or len(reporters),
-            peer=(Suspect(None, None, peer),) if peer else (),
-            unmet=_unmet(logs),
+            peer=on_hosts(case, [Suspect(None, None, peer)] if peer else ()),
+            unmet=on_hosts(case, _unmet(logs)),
         )
 
 

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from hangdoc.postmortem.readers import ReadContext
 from hangdoc.postmortem.readers._cleaning import TextLine, clean_lines, decode
+from hangdoc.postmortem.readers._cut_names import with_whole_names
 from hangdoc.postmortem.readers._headless import with_headings
 from hangdoc.postmortem.readers._host_output import with_hosts
 from hangdoc.postmortem.readers._input_file import HEAD_BYTES, Source
@@ -109,7 +110,7 @@ def _is_clean(sample: bytes) -> bool:
 
 def cleaned(text: str) -> list[TextLine]:
     """The lines of a text as readers expect them."""
-    return with_headings(with_hosts(with_ranks(with_worker_ranks(unwrapped(clean_lines(text))))))
+    return with_headings(with_hosts(with_ranks(with_worker_ranks(with_whole_names(unwrapped(clean_lines(text)))))))
 
 
 def is_text(head: bytes) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from hangdoc.postmortem.readers._host_names import is_host_name, prompt_of
 
 MAX_GAP = 12  # lines between two of them
+MAX_BLOCK = 30  # the same, if they are equal to the letter: every process prints the same list of settings
 LEAST = 3  # processes, if no launcher shows how many were started
 LEAST_WRITERS = 2  # the same, if their lines name different writers
 MAX_WRITERS = 4096
@@ -31,8 +32,8 @@ _STATEMENTS = (
     ("single", r"\b[Tt]raining with a single process on 1 (?:GPU|device)"),
     (
         "world",
-        r"(?<!\w)(?:dist_|get_)?[Ww](?:orld|ORLD)[_ ]?(?i:size)(?:\(\))?(?:\W{1,3}| is | of | was )"
-        r"1\b(?![.,]?\d)|\bWith (?:a )?world[_ ]size of 1\b",
+        r"(?<!\w)(?:dist_|get_)?[Ww](?:orld|ORLD)[_ ]?(?i:size)(?:\(\))?"
+        r"(?:\W{1,3}|[ \t.]{1,24}[:=|][ \t]{0,8}| is | of | was )1\b(?![.,]?\d)|\bWith (?:a )?world[_ ]size of 1\b",
     ),
     ("processes", r"\b(?i:num(?:ber)?[_ ](?:of[_ ])?(?:processes|ranks|replicas))\W{1,3}1\b(?![.,]?\d)"
                   r"|[ ,(]1 replicas?\b"),
@@ -93,7 +94,7 @@ class AloneLines:
     tasks: int = 0  # that a launcher starts; 0: none is shown
     text: str = ""
     line: int = 0
-    _runs: dict[str, tuple[int, int]] = field(default_factory=dict)  # statement -> how often, last line
+    _runs: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # statement -> how often, last line, its text
     _writers: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # statement -> by whom
     _heading: str = ""
     _sweep: bool = False
@@ -112,9 +113,10 @@ class AloneLines:
             elif _GOES_ON.search(text):
                 self._runs.clear()
             return False
-        count, before = self._runs.get(statement, (0, 0))
-        count = count + 1 if count and number - before <= MAX_GAP else 1
-        self._runs[statement] = count, number
+        count, before, said = self._runs.get(statement, (0, 0, ""))
+        near = number - before <= (MAX_BLOCK if said == text else MAX_GAP)
+        count = count + 1 if count and near else 1
+        self._runs[statement] = count, number, text
         writers = self._writers[statement]
         if len(writers) < MAX_WRITERS and (writer := _label_of(text) or self._heading):
             writers.add(writer)

@@ -169,7 +169,7 @@ def read_figures(
     placement = placement or placement_of("\n".join(texts))
     kept = _of_ranks(kept, placement)
     said = (placement.index_is_rank, placement.ordinal_is_rank, parallelism.staged, parallelism.sharded)
-    return Figures(tuple(kept), source, *said, _ranks_of_gpus(kept, placement), _ranks_of_hosts(kept, placement))
+    return Figures(tuple(kept), source, *said, _ranks_of_gpus(kept, placement))
 
 
 def _of_ranks(found: Sequence[Figure], placement: Placement) -> list[Figure]:
@@ -188,12 +188,6 @@ def _ranks_of_gpus(found: Iterable[Figure], placement: Placement) -> dict[str, i
         if (rank := placement.rank_of_gpu(host, gpu)) is not None:
             ranks[owner] = rank
     return ranks
-
-
-def _ranks_of_hosts(found: Iterable[Figure], placement: Placement) -> dict[str, tuple[int, ...]]:
-    """The ranks of each host whose GPUs or processes own figures, where the text shows all of them."""
-    hosts = dict.fromkeys(one.owner.rpartition("/")[0] for one in found if one.of in ("gpu", "process"))
-    return {host: ranks for host in hosts if host and (ranks := placement.ranks_on(host))}
 
 
 def _comparable(found: Sequence[Figure]) -> list[Figure]:

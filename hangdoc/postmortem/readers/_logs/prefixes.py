@@ -52,7 +52,9 @@ _PREFIXES: tuple[re.Pattern[str], ...] = (
 _LABEL = re.compile(r" {0,6}(?!\d\d:\d\d)(?P<rank>\d{1,6}): ?")  # srun --label
 _HOST_LABEL = re.compile(r"(?P<host>[a-zA-Z][\w.-]*\d[\w.-]*): ")  # pdsh, clush
 _RANK_ANYWHERE = re.compile(r"\[rank(\d{1,6})\]:? ?")  # after a progress bar
-_NCCL = re.compile(r"(?:^|[\s\]:>])(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d+):\d+ \[(?P<device>-?\d+)\] ")
+_NCCL = re.compile(
+    r"(?:^|[\s\]:>])(?P<host>(?:\u2026[.-]{0,2})?[A-Za-z0-9][\w.-]*):(?P<pid>\d+):\d+ \[(?P<device>-?\d+)\] "
+)
 # UCX: `[n7:3120:0:3120] `, `[1764062000.114] [n7:3120 :0] ` (ucs/debug/log.c); Open MPI: `[n7][[4401,1],3][btl_tcp_...`
 _MPI = re.compile(
     r"\[(?P<host>[A-Za-z][\w.-]{0,100})"

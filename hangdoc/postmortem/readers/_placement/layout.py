@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from hangdoc.evidence import limits
-from hangdoc.postmortem.readers._host_names import NAME, is_host_name
+from hangdoc.postmortem.readers._host_names import NAME, is_host_name, prompt_of
+from hangdoc.postmortem.readers._placement.host_lists import HostLists
 from hangdoc.postmortem.readers._placement.node_order import NodeOrder
 from hangdoc.postmortem.readers._placement.statements import Seat
+from hangdoc.postmortem.readers._placement.tokens import may_be_host
 
 MAX_LINE = 600  # characters
 MAX_PER_NODE = 1024
@@ -54,6 +56,12 @@ _TOTAL = re.compile(
 _NODES = re.compile(
     r"(?<![\w-])--?n(?:um)?[_-]?(?:nodes|machines)[= ](?:\d{1,4}:)?(\d{1,4})\b|\bNNODES=(\d{1,4})\b", re.IGNORECASE
 )
+# The command line that starts one node: its number counts unless the nodes agree on their numbers themselves.
+_NODE_RANK = re.compile(r"(?<![\w-])--(?:node|machine)[_-]rank[= ](\d{1,4})(?=\s|$)|\bNODE_RANK=(\d{1,4})(?=\s|$)")
+_AGREED = re.compile(r"--rdzv[_-](?:backend|endpoint)\b")
+_AT_HOST = re.compile(
+    rf"\W{{0,4}}({NAME})\]?(?::\s|\s?\|\s)|(?:.{{0,80}}[\s;])?ssh (?:-\w+ ){{0,4}}(?:[\w.-]{{1,32}}@)?({NAME})\s"
+)
 _ON_LOOPBACK = re.compile(r"--master[_-]addr[= ](?:127\.0\.0\.1|localhost)\b")
 _MAPPED = re.compile(rf"'(?!localhost'|127\.)({NAME})': \[(\d{{1,6}}(?:, \d{{1,6}}){{0,63}})\]")
 _SLOTS = re.compile(rf"\W{{0,4}}({NAME})\s{{1,20}}slots ?= ?(\d{{1,4}})\s*(?:max_slots=\d{{1,4}})?\s*")
@@ -81,16 +89,21 @@ class JobLayout:
     _twice: bool = False  # a second list gives a host another place
     _in_order: bool = False
     _other: bool = False
+    _started: set[tuple[int, str]] = field(default_factory=set)  # node and host of launchers' command lines
     _order: NodeOrder = field(default_factory=NodeOrder)
+    _lists: HostLists = field(default_factory=HostLists)
 
     def feed(self, text: str) -> None:
         if "global_rank_mapping" in text[:MAX_LINE]:
             self._mapped += [_mapped(*found.groups()) for found in islice(_MAPPED.finditer(text), MAX_MAPPED)]
         self._order.feed(text)
+        self._lists.feed(text)
         if "world_info" in text[:MAX_ENCODED] and (encoded := _WORLD_INFO.search(text[:MAX_ENCODED])):
             self._add_world(_hosts_in(encoded[1]))
         if len(text) > MAX_LINE:
             return
+        if len(self._started) < MAX_MAPPED and (started := _started(text)):
+            self._started.add(started)
         for found in _PER_NODE.finditer(text):
             size = int(next(group for group in found.groups() if group))
             if 0 < size <= MAX_PER_NODE:
@@ -146,6 +159,11 @@ class JobLayout:
             for host, count in self._slots.items():
                 yield _block(host, first, count)
                 first += count
+        for hosts in self._lists.found if not self._other else ():
+            first = 0
+            for host, count in hosts:
+                yield _block(host, first, count)
+                first += count
         size = self.per_node
         for gpus in self._visible if len(self._visible) == 1 and not self.several_nodes else ():
             used = gpus[:size]
@@ -156,10 +174,34 @@ class JobLayout:
                 if node < limits.MAX_RANKS // size:
                     yield _block(host, node * size, size)
         nodes = {(seat.nodes[0], seat.host) for seat in stated if len(seat.nodes) == 1 and seat.host and not seat.ranks}
+        nodes |= {(node, host) for node, host in self._started if len(self._started) > 1}
         if size is not None and len({node for node, _ in nodes}) == len({host for _, host in nodes}) == len(nodes):
             for node, host in sorted(nodes):
                 if node < limits.MAX_RANKS // size:
                     yield _block(host, node * size, size)
+        yield from _of_nodes(stated)
+
+
+def _started(text: str) -> tuple[int, str] | None:
+    """The number and the host of the node that a launcher's command line starts."""
+    number = None if _AGREED.search(text) else _NODE_RANK.search(text)
+    if number is None:
+        return None
+    prompt, label = prompt_of(text), _AT_HOST.match(text[: number.start()])
+    host = prompt.host if prompt else (label[1] or label[2]) if label else None
+    return (int(number[1] or number[2]), host.lower()) if host and may_be_host(host) else None
+
+
+def _of_nodes(stated: Sequence[Seat]) -> Iterator[Seat]:
+    """The ranks of hosts, where the text says which ranks a node has, and which host it is."""
+    hosts = {(seat.nodes[0], seat.host) for seat in stated if len(seat.nodes) == 1 and seat.host and not seat.ranks}
+    ranks = {(seat.nodes[0], seat.ranks) for seat in stated if len(seat.nodes) == 1 and len(seat.ranks) > 1}
+    if any(len({node for node, _ in pairs}) != len(pairs) for pairs in (hosts, ranks)):
+        return
+    of_node = dict(ranks)
+    for node, host in sorted(hosts):
+        if node in of_node:
+            yield Seat(of_node[node], host, locals=tuple(range(len(of_node[node]))))
 
 
 def _mapped(host: str, ranks: str) -> Seat:

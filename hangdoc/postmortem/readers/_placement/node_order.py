@@ -38,7 +38,18 @@ _TEMPLATE = (  # a name that ends in the variable
 _NUMBERED = re.compile(r"(?<![\w$/.-])[A-Za-z][A-Za-z0-9_-]{0,40}?\d{1,4}(?![\w-])")
 _LIST = rf"{NAME}(?:(?:, ?(?:and )?| and | ?(?:->|<) ?){NAME}){{1,63}}"
 _LOOP = re.compile(rf"\bfor \w{{1,20}} in (?P<hosts>{NAME}(?: {NAME}){{1,63}}) ?(?:;|$)")
-_ARRAY = re.compile(rf"\b\w{{1,30}}=\((?P<hosts>\"?{NAME}\"?(?: \"?{NAME}\"?){{1,63}})\)")
+_ARRAY = re.compile(
+    rf"\b\w{{1,30}}=(?:\((?P<hosts>\"?{NAME}\"?(?: \"?{NAME}\"?){{1,63}})\)"
+    rf"|[\"'](?P<quoted>{NAME}(?:[ ,]{NAME}){{1,63}})[\"']|(?P<bare>{NAME}(?:,{NAME}){{1,63}})(?=\s|$|;))"
+)
+# `node_rank = position`, `the position in this list is the node rank`, `same order as the hostfile`
+_BY_POSITION = re.compile(
+    r"\b(?:node|machine)[ _-]?(?:rank|id|index|number) ?(?:=+|is|are|:|->) ?(?:the |its |their )?"
+    r"(?:position|index|place)\b"
+    r"|\b(?:position|index|place)\b[^.\n]{0,30}? ?(?:=+|is|are|->) ?(?:the |its |their )?(?:node|machine)[ _-]?rank\b"
+    r"|\bin (?:node|machine)[ _-]?rank order\b|\b(?:in )?order of (?:the )?(?:node|machine)[ _-]?ranks?\b",
+    re.IGNORECASE,
+)
 _GIVEN = re.compile(
     r"(?:NODE_?RANK|node[_-]?rank|machine[_-]rank|NODE_?ID|node[_-]?id)[\"']?[= ]{1,2}[\"']?\$?\{?\(?\(?\$?\{?\w{1,20}"
 )
@@ -47,7 +58,9 @@ _ORDERED = re.compile(
     rf"\bin (?:this|that|the same|rank) order\W{{1,4}}"
     rf"(?P<hosts>{_LIST})"
     rf"|\bnode[ _-]?ranks? (?:0 ?(?:-|to|\.\.\.?|\u2013) ?\d{{1,3}})[ :=]{{1,4}}(?:are |is )?(?P<listed>{_LIST})"
-    rf"|(?P<before>{_LIST}),? \(?in (?:this|that|node[ _-]?rank) order\b",
+    rf"|(?P<before>{_LIST}),? \(?in (?:this|that|node[ _-]?rank) order\b"
+    rf"|\b(?:nodes|hosts|machines) ?\(?in (?:node[ _-]?)?rank order\)?\W{{1,4}}"
+    rf"(?P<spaced>{NAME}(?:,? {NAME}){{1,63}})(?=\s*(?:$|[.;)]))",
     re.IGNORECASE,
 )
 
@@ -85,17 +98,19 @@ class NodeOrder:
 
     def _feed_lists(self, text: str) -> None:
         if found := _LOOP.search(text) or _ARRAY.search(text):
-            hosts = _hosts(found["hosts"])
+            hosts = _hosts(next(filter(None, found.groups())))
             self._open = (self._line, hosts) if hosts else self._open
+        if self._open and self._line - self._open[0] <= 1 and _BY_POSITION.search(text):
+            self._add(self._open[1])
         if self._open and self._line - self._open[0] <= NEAR and (given := _GIVEN.search(text)):
-            if "$" in given[0] and len(self._listed) < MAX_LISTS:
-                self._listed.append(self._open[1])
+            if "$" in given[0]:
+                self._add(self._open[1])
             self._open = None
-        if (
-            len(self._listed) < MAX_LISTS
-            and (ordered := _ORDERED.search(text))
-            and (hosts := _hosts(ordered["hosts"] or ordered["listed"] or ordered["before"]))
-        ):
+        if (ordered := _ORDERED.search(text)) and (hosts := _hosts(next(filter(None, ordered.groups())))):
+            self._add(hosts)
+
+    def _add(self, hosts: tuple[str, ...]) -> None:
+        if len(self._listed) < MAX_LISTS:
             self._listed.append(hosts)
 
     def numbers(self) -> Mapping[int, str]:

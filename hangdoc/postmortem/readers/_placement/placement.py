@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from hangdoc.evidence import limits
 from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.evidence.placement import HostRanks, short_name
 from hangdoc.postmortem.readers._host_names import as_rank, is_host_name, prompt_of
 from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS
 from hangdoc.postmortem.readers._placement.buses import BusList, bus_of
@@ -51,7 +52,7 @@ class Placement:
     gpus: Mapping[tuple[str, int], int] = field(default_factory=dict)  # (host, GPU) -> rank
     buses: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (host, PCI bus and device) -> rank
     indices: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (host, PCI bus and device) -> GPU
-    whole: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # host -> its ranks, where all are stated
+    whole: Mapping[str, Sequence[int]] = field(default_factory=dict)  # host -> its ranks, if all of them are stated
     per_node: int | None = None  # ranks on each host
     one_node: bool = False  # the text says that the job runs on one host
     local_is_rank: bool = True  # nothing shows that the number of a rank or GPU on its host is another than its rank
@@ -78,6 +79,13 @@ class Placement:
         whole = sorted(self.hosts) == list(range(len(found))) and len(found) > 1
         return found if whole and self.per_node in (None, 1) else {}
 
+    @property
+    def pieces(self) -> Iterator[Piece]:
+        """The ranks of each host of which all are stated, for who looks for the ranks of a host at fault."""
+        if self.whole or self.per_node:
+            ranks = {host: tuple(ranks) for host, ranks in self.whole.items()}
+            yield Piece(ProcessRef(), "placement", HostRanks(ranks, self.per_node))
+
     def rank_alone_on(self, host: str) -> int | None:
         """The only rank of a host; None: it has several, or the text does not show all of them."""
         return self.alone.get(_short(host))
@@ -92,10 +100,6 @@ class Placement:
     def places(self, host: str | None) -> bool:
         """True if the text says which ranks run on this host."""
         return any(at == _short(host) for at, _ in self.locals)
-
-    def ranks_on(self, host: str) -> tuple[int, ...]:
-        """All ranks of a host; empty: the text does not show all of them."""
-        return self.whole.get(_short(host), ())
 
     def rank_on_node(self, node: int | None, local: int) -> int | None:
         """The rank of a process by its number on a node, if every node has the same number of ranks."""
@@ -197,7 +201,7 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout)
         locals_,
         gpus,
         _buses(seats, hosts, gpus),
-        whole={host: tuple(ranks) for host, ranks in whole.items() if host},
+        whole=whole,
         per_node=per_node,
         one_node=local_is_rank and (numbering.one_host or layout.one_node),
         local_is_rank=local_is_rank,
@@ -273,4 +277,4 @@ def _unique(pairs: Iterable[tuple[KeyT, ValueT]]) -> dict[KeyT, ValueT]:
 
 def _short(host: str | None) -> str:
     """A host without its domain, in lower case; "": none."""
-    return (host if host[:1].isdecimal() else host.partition(".")[0]).lower() if host else ""
+    return short_name(host) if host else ""

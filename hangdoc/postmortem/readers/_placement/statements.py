@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from hangdoc.postmortem.readers._host_names import NAME
 from hangdoc.postmortem.readers._owner_hints import PID_FIRST
 from hangdoc.postmortem.readers._placement.tokens import (
     BARE,
@@ -23,13 +24,14 @@ from hangdoc.postmortem.readers._placement.tokens import (
     PID,
     RANK,
     Token,
+    may_be_host,
     tokens_in,
 )
 
 MAX_LINE = 600  # characters
 MAX_GAP = 60  # characters between the tokens of a statement
 
-_ABOUT = re.compile(r"rank|procid|process|\bpid|\bnode", re.IGNORECASE)
+_ABOUT = re.compile(r"rank|procid|process|\bpid|\bnode|(?<!\w)r\d{1,6}@", re.IGNORECASE)
 _OUTPUT = re.compile(r"\s{0,8}\[rank\d{1,6}\]:")
 _STRONG_WORDS = (
     r"on|at|is|are|has|have|holds?|hosts?|owns?|runs?|running|lives?|sits?|located|placed|uses?|using|gets?|got"
@@ -62,6 +64,8 @@ _KEYED = re.compile(
     rf"(?<![\w.])(?:pid[=:] ?(\d{{2,9}}){_BETWEEN}rank[=:] ?(\d{{1,6}})"
     rf"|rank[=:] ?(\d{{1,6}}){_BETWEEN}pid[=:] ?(\d{{2,9}}))(?![\w.])"
 )
+# In front of a line: `[r6@cn22]`, `rank6@cn22`.
+_RANK_AT = re.compile(rf"\W{{0,4}}r(?:ank[ _-]?)?(\d{{1,6}})@({NAME})")
 _ASKED = re.compile(r"[^.;]{0,60}\?")
 _NOT_NOW = re.compile(
     r"\b(?:not|isn't|was|were|used to|moved|formerly|yesterday|old|if|should|maybe|probably|unsure)\b|\?"
@@ -115,6 +119,8 @@ def seats_in(text: str) -> Iterator[Seat]:
     elif len(keyed := list(_KEYED.finditer(text))) == 1:
         pid, rank, rank_first, pid_last = keyed[0].groups()
         yield Seat((int(rank or rank_first),), pids=(int(pid or pid_last),))
+    elif (at := _RANK_AT.match(text)) and may_be_host(at[2].rstrip(".-")):
+        yield Seat((int(at[1]),), at[2].rstrip(".-"))
     elif len(each := _EACH.findall(text)) > 1:
         for pid, local, number in each:
             numbers = (int(number),)

@@ -8,15 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from hangdoc.postmortem.readers._host_names import NAME
+from hangdoc.postmortem.readers._host_names import NAME, listed_numbers
 from hangdoc.postmortem.readers._placement.statements import Seat
 
 MAX_CELLS = 12
 MAX_LINE = 300  # characters
+MAX_SPAN = 1024  # ranks of one row
 _COLUMNS = {
-    "rank": "rank", "ranks": "rank", "global rank": "rank", "global_rank": "rank", "world_rank": "rank",
-    "procid": "rank", "slurm_procid": "rank", "globalid": "rank", "host": "host", "hostname": "host", "node": "host",
-    "nodename": "host", "machine": "host", "pod": "host", "server": "host", "pid": "pid",
+    "rank": "rank", "ranks": "rank", "global ranks": "rank", "rank range": "rank", "global rank": "rank",
+    "global_rank": "rank", "world_rank": "rank", "procid": "rank",
+    "slurm_procid": "rank", "globalid": "rank", "host": "host", "hostname": "host", "node": "host",
+    "nodename": "host", "machine": "host", "pod": "host", "server": "host", "nodes": "host", "hosts": "host",
+    "pid": "pid",
     "gpu": "gpu", "cuda": "gpu", "device": "gpu", "local": "local",
     "local rank": "local", "local_rank": "local", "localid": "local", "localrank": "local", "node_rank": "node",
     "node rank": "node",
@@ -25,8 +28,9 @@ _NEEDED = frozenset({"host", "pid", "gpu", "local"})
 _SPLIT = re.compile(r"\s*(?:->|=>|\u2192|\||\t|,|=|:(?=\s|$)|\s{2,})\s*")
 _HOST_OF_EACH = re.compile(r"\bsrun\b.{0,120} (?:-l|--label)\b.{0,120}\bhostname\b")
 _NAME, _NUMBER = re.compile(NAME), re.compile(r"\d{1,9}")
-_SPAN = re.compile(r"(\d{1,6}) ?(?:-|\u2013|\.\.) {0,4}(\d{1,6})")  # of ranks, one row for all of them
-MAX_SPAN = 1_024
+# The ranks of a whole host in one cell: `16-23`, ` 0- 7`, `0..7`, `0 to 7`; and as one word.
+_SPAN = re.compile(r"(?<![\w.:/-])(\d{1,6})\s?(?:-|\u2013|\.{2,3}|to)\s{0,6}(\d{1,6})(?![\w.:/-])")
+_SPANNED = re.compile(r"\d{1,6}-\d{1,6}")
 
 
 def _cells(text: str, wide: bool) -> list[str]:
@@ -72,7 +76,7 @@ class PlacementTable:
     def _row(self, text: str) -> Seat | None:
         if not re.search(r"\w", text):
             return None  # a ruler
-        cells = _cells(text, self._wide)
+        cells = _cells(_SPAN.sub(r"\1-\2", text), self._wide)
         if len(cells) != len(self._columns):
             self._columns = ()
             return None
@@ -80,10 +84,9 @@ class PlacementTable:
         if "rank" not in row or len(row) < 2:
             self._columns = ()
             return None
-        if span := _SPAN.fullmatch(row["rank"]):
-            ranks = tuple(range(int(span[1]), min(int(span[2]) + 1, int(span[1]) + MAX_SPAN)))
-            return Seat(ranks, row["host"]) if "host" in row and ranks else None
-        number = {name: (int(value),) for name, value in row.items() if name != "host"}
+        number = {name: listed_numbers(value, MAX_SPAN) for name, value in row.items() if name != "host"}
+        if not number["rank"] or any(len(several) != 1 for name, several in number.items() if name != "rank"):
+            return None
         return Seat(
             number["rank"], row.get("host"), number.get("pid", ()), number.get("gpu", ()), number.get("local", ()),
             number.get("node", ()),
@@ -93,7 +96,8 @@ class PlacementTable:
 def _typed(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """The cells of known columns that hold what their head says."""
     for name, cell in pairs:
-        value = re.sub(r"^(?:rank|cuda:|gpu ?|pid )", "", cell, flags=re.IGNORECASE).strip(" :|")
+        word = "" if name == "host" else r"^(?:rank|cuda:|gpu ?|pid )"
+        value = re.sub(word, "", cell, flags=re.IGNORECASE).strip(" :|")
         form = _NAME if name == "host" else _NUMBER
-        if name and (form.fullmatch(value) or (name == "rank" and _SPAN.fullmatch(value))):
+        if name and (form.fullmatch(value) or (name == "rank" and _SPANNED.fullmatch(value))):
             yield name, value

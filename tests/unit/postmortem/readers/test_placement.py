@@ -185,3 +185,32 @@ def test_the_same_pid_on_another_host_is_another_process() -> None:
     assert placement.rank_of(ProcessRef(host="cn05", pid=811)) == 9
     assert placement.rank_of(ProcessRef(host="cn06", pid=811)) is None
     assert placement.rank_of(ProcessRef(pid=811)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        (" rank   host     ms\n  0- 7  gpu-c11  401\n  8-15  gpu-c12  399", {"gpu-c11": (0, 7), "gpu-c12": (8, 15)}),
+        ("mpirun -np 4 -H am1:2,am2:2 ./train", {"am1": (0, 1), "am2": (2, 3)}),
+        ("mpiexec -ppn 2 -hosts cn19,cn20 -n 4 python enc.py", {"cn19": (0, 1), "cn20": (2, 3)}),
+        ("#SBATCH --ntasks-per-node=4\nSLURM_JOB_NODELIST=gx[07-08]", {"gx07": (0, 3), "gx08": (4, 7)}),
+        ("NODES='xb-2 xb-9'  # node_rank = position\n--nproc-per-node 2", {"xb-2": (0, 1), "xb-9": (2, 3)}),
+        (
+            "gx8: torchrun --nproc-per-node 2 --node-rank 1 t.py\ngx7: torchrun --nproc-per-node 2 --node-rank 0 t.py",
+            {"gx7": (0, 1), "gx8": (2, 3)},
+        ),
+        ("node 1 = gpu-c14, node 0 = gpu-c11\nnode 1 has ranks 8-15", {"gpu-c14": (8, 15)}),
+        # A test of another size, an order of its own, or nodes that agree on their numbers themselves.
+        ("mpirun -np 16 -H am1:2,am2:2 ./train", {}),
+        ("mpirun --map-by node -np 4 -H am1:2,am2:2 ./train", {}),
+        ("mpirun -np 4 -H am1:2,am2:2 ./all_reduce_perf -g 1", {}),
+        ("#SBATCH --ntasks-per-node=4 --distribution=cyclic\nSLURM_JOB_NODELIST=gx[07-08]", {}),
+        (
+            "gx8: torchrun --nproc-per-node 2 --node-rank 1 --rdzv-backend c10d t.py\n"
+            "gx7: torchrun --nproc-per-node 2 --node-rank 0 --rdzv-backend c10d t.py",
+            {},
+        ),
+    ],
+)
+def test_a_host_has_ranks_where_all_of_them_are_stated(text: str, whole: dict[str, tuple[int, int]]) -> None:
+    assert {host: (ranks[0], ranks[-1]) for host, ranks in placement_of(text).whole.items()} == whole
