@@ -49,6 +49,7 @@ OF_PROCESS = OF_GPU | {"host_out_of_memory"}  # kinds whose line names the PID o
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
 FATAL = "Fatal Python error"
 # What looks like the end of a job, unless somebody counts on after it.
+CUT = "a traceback without its last line"
 COUNTED_AFTER = frozenset({"exception", "barrier_of_store", "announced"})
 MAX_CHAIN = 600  # lines of a chain of tracebacks
 MAX_EVENTS = 64  # kept per origin: so many first and so many last ones
@@ -209,7 +210,7 @@ class LogCollector:
             exception = self._traceback(matched, line)
             if exception is None or LAUNCHER_EXCEPTIONS.search(exception.type):
                 return
-            fields, text = _exception_fields(exception), exception.text
+            fields, text = _exception_fields(exception), exception.text or CUT
             fields["by_torch"] = "yes" if _BY_TORCH.search(matched.raw) else None
             if (raiser := _raiser(matched)) is not None:
                 origin, fields["uncaught"] = replace(origin, rank=raiser), "yes"  # its peers re-raise it
@@ -520,6 +521,7 @@ def _exception_fields(exception: LoggedException) -> dict[str, str | None]:
         "cause": exception.causes[0] if exception.causes else None,
         "uncaught": "yes" if exception.uncaught else None,
         "site": f"{site.function} ({site.short}:{site.line})" if site else None,
+        "innermost": exception.innermost,
     }
 
 
