@@ -182,7 +182,6 @@ LONG_GAP_S = Threshold(
 DATA_WAIT_S = Threshold(0.1, "s per step", "chosen: a shorter wait is that for the queue between worker and rank")
 PART_OF_LONGEST = Threshold(0.25, "of the longest part of a step", "chosen: a shorter part hardly delays the step")
 LEAST_WAIT_S = Threshold(0.001, "s", "chosen: a shorter wait for data is none, however often it is printed")
-PART_OF_LONGEST_WAIT = Threshold(0.01, "of the longest wait for data", "chosen: beside that one, they are alike")
 DATA_APART = Threshold(
     4.0,
     "times the wait of the usual rank",

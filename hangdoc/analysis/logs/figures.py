@@ -28,7 +28,6 @@ from hangdoc.analysis.thresholds import (
     MUCH_MORE_CPU,
     MUCH_MORE_OF_TWO,
     PART_OF_LONGEST,
-    PART_OF_LONGEST_WAIT,
     ROUNDING,
     WIDE_GAP,
 )
@@ -332,15 +331,16 @@ def _loading(values: Sequence[Figure]) -> _Outlier | None:
     for group, by_owner in groups.items():
         if group.kind != "input":
             continue
-        least = max(LEAST_WAIT_S, PART_OF_LONGEST_WAIT * max(by_owner.values())) if group.timed else LEAST_WAIT_S
-        waits = {owner: max(wait, least) for owner, wait in by_owner.items()}
-        owners, usual = _high(waits)
         spent = [
             max(more.values())
             for other, more in groups.items()
             if other.of == group.of and other.timed == group.timed and other.kind in SLOW_IF_HIGH
         ]
         least = PART_OF_LONGEST * max(spent) if spent else DATA_WAIT_S if group.timed else HALF * 100
+        # Waits that are too short to matter are alike, however much one is longer than another.
+        short = max(LEAST_WAIT_S, least / DATA_APART if spent else 0.0)
+        waits = {owner: max(wait, short) for owner, wait in by_owner.items()}
+        owners, usual = _high(waits)
         apart = all(waits[owner] >= DATA_APART * usual for owner in owners)
         several = len(waits) >= COMPARABLE_RANKS
         if (
@@ -348,7 +348,8 @@ def _loading(values: Sequence[Figure]) -> _Outlier | None:
             and (apart or (several and _much(waits, owners, usual)))
             and min(waits[owner] for owner in owners) >= least
         ):
-            return _Outlier(_of(group.of, owners), _why(group, by_owner, owners, usual), several and apart)
+            others = median(wait for owner, wait in by_owner.items() if owner not in owners)
+            return _Outlier(_of(group.of, owners), _why(group, by_owner, owners, others), several and apart)
     return None
 
 

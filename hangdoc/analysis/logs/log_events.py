@@ -20,6 +20,18 @@ PEER_ERRORS = re.compile(
     r"|Address already in use|waiting for (?:clients|workers)|connect to|Unable to (?:find|resolve)|host not found: "
     r"|watchdog|CheckpointException|DeadlockDetected"
 )
+# The innermost frame of a traceback without its exception: a wait for the other ranks, or a line that calls one.
+_COLLECTIVES = (
+    r"(?:monitored_)?barrier|all_?reduce|all_?gather(?:_object|_into_tensor|_coalesced)?|all_to_all(?:_single)?"
+    r"|reduce_scatter(?:_tensor)?|broadcast_object_list|gather_object|scatter_object_list|wait_for_everyone"
+    r"|_all_gather_base|sync_global_devices"
+)
+_WAIT_SITE = re.compile(
+    rf"^(?:{_COLLECTIVES}|broadcast|gather|scatter|reduce|send|recv) \(torch/distributed/|^wait_tensor \("
+)
+_WAIT_LINE = re.compile(
+    rf"(?:^|[^\w'\"])(?:{_COLLECTIVES}|(?:dist|distributed|hvd|comm)\.(?:broadcast|gather|scatter|reduce|send|recv))\("
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +103,13 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def caused_by_peer(event: LogEvent) -> bool:
-    """True if another rank caused an exception, judging by the first exception in its chain."""
+    """True if another rank caused an exception, judging by the first exception in its chain.
+
+    Of a traceback that was cut, the place has to do: what a wait for other ranks raises, they mostly caused.
+    """
+    if not event.fields.get("type") and not event.fields.get("cause"):
+        return bool(
+            _WAIT_SITE.search(event.fields.get("site", "")) or _WAIT_LINE.search(event.fields.get("innermost", ""))
+        )
     first = event.fields.get("cause") or f"{event.fields.get('type', '')}: {event.fields.get('message', '')}"
     return bool(PEER_ERRORS.search(first))

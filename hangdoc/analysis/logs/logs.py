@@ -86,6 +86,7 @@ class LogsFacts:
     gradless: str | None = None  # parameters without a gradient, named by DDP: "head.weight, head.bias", "number 2 3"
     error: str | None = None  # its own exception, no other rank's fault: "ValueError: bad batch"
     error_kind: str | None = None  # gpu memory | memory | worker | ..., see error_kinds.yaml
+    error_cut: bool = False  # the last line of its traceback, which names the exception, is missing
     error_site: str | None = None  # innermost user frame of that exception
     error_line: str | None = None  # "file:line" of that exception in the log
     first: bool | None = None  # its own exception was the first in the job
@@ -307,6 +308,7 @@ def _facts(case: Case, key: Key, job: _Findings, failure: Failure | None) -> Log
         gradless=_gradless(events),
         error=own.text if own else None,
         error_kind=error_kind(own),
+        error_cut=own is not None and not own.fields.get("type"),
         error_site=own.fields.get("site") if own else None,
         error_line=f"{own.source}:{own.line}" if own else None,
         first=failure.first if own and failure else None,

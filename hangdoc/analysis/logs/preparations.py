@@ -6,6 +6,7 @@ the work (`main_process_first`, `zero_first`); the others wait in a barrier, who
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
@@ -14,6 +15,7 @@ from hangdoc.evidence.logs import LogEvent
 
 KIND, AWAITED = "preparing", "id_awaited"
 MAX_PERCENT = 100
+OF_A_WAIT = re.compile(r"(?:[\w.]{1,200}\.)?Dist(?:Store|Backend|Network)Error|")  # or a traceback that was cut in one
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class PreparationDetector(Detector[PreparationFacts, PreparationJob]):
         if logs is None or found is None or not waited:
             return nothing, PreparationJob()
         key, bar = found
+        if key in _in_the_wait(logs):
+            key = None  # it waits, so that the bar in its log is another rank's
         if key in waited or _trains(logs, bar):
             return nothing, PreparationJob()
         rank = _rank(logs, key, waited)
@@ -65,11 +69,18 @@ def _trains(logs: JobLogs, bar: LogEvent) -> bool:
 
 def _waiting(logs: JobLogs) -> set[Key | int | None]:
     """Ranks that gave up waiting for another one, by number where nothing else is known; None: no line names it."""
-    kinds = (*TIMEOUTS, AWAITED, "barrier_of_store")
+    kinds = (*TIMEOUTS, AWAITED, "barrier_of_store", "store_timeout")
     found: set[Key | int | None] = {key for key, _ in logs.of_ranks(*kinds)}
     found |= {key for key, event in logs.of_ranks("exception") if caused_by_peer(event)}
     reporters = [number(event, "reporter") for _, event in logs.unattributed if event.kind in kinds]
     return found | {None if rank is None else logs.keys.get(rank, rank) for rank in reporters}
+
+
+def _in_the_wait(logs: JobLogs) -> set[Key]:
+    """Ranks whose main thread waited for another one: it cannot draw a bar meanwhile."""
+    found = {key for key, _ in logs.of_ranks("store_timeout")}
+    raised = ((key, event) for key, event in logs.of_ranks("exception") if caused_by_peer(event))
+    return found | {key for key, event in raised if OF_A_WAIT.fullmatch(event.fields.get("type", ""))}
 
 
 def _unfinished(logs: JobLogs) -> tuple[Key | None, LogEvent] | None:

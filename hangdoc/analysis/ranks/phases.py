@@ -30,6 +30,7 @@ class PhaseRule:
     function: re.Pattern[str] | None
     file: re.Pattern[str] | None
     native: re.Pattern[str] | None
+    leaf: re.Pattern[str] | None
     calls: re.Pattern[str] | None
     when: str | None
     mpi: bool
@@ -68,6 +69,7 @@ def _rule(row: dict[str, Any]) -> PhaseRule:
         function=pattern("function"),
         file=pattern("file"),
         native=pattern("native"),
+        leaf=pattern("leaf"),
         calls=pattern("calls"),
         when=row.get("when"),
         mpi=bool(row.get("mpi")),
@@ -114,6 +116,10 @@ def waits(phase: str, context: ProcessContext) -> bool:
 
 def _fit(rule: PhaseRule, frames: Frames, calls: Sequence[str]) -> str | None:
     names: dict[str, str] = {}
+    if rule.leaf:
+        leaf = next((file for _, file, _, native in frames if not native), "")
+        if not rule.leaf.search(leaf):
+            return None
     if rule.function or rule.file:
         python = [(name.rsplit(".", 1)[-1], file) for name, file, _, native in frames if not native]
         python = python[:1] if rule.innermost else python

@@ -22,6 +22,7 @@ from hangdoc.postmortem.readers._host_names import (
 
 MAX_COMPANIONS = 4096  # ranks under one heading
 MAX_ABOVE = 8  # lines between a heading and the command whose output it announces
+MAX_HEADING = 200  # characters of a heading
 MAX_PROSE = 1_000  # characters of a line of prose
 LOCAL_PIDS = -(10**5)  # stands for the PID of GPU 0 of a host, below it those of its other GPUs
 
@@ -137,7 +138,7 @@ _CLAUSE = re.compile(r"[.;:] |\((?=ranks?\b)", re.IGNORECASE)
 _SPOKE = re.compile(r"\s{0,8}\[rank[ _:-]{0,2}(\d{1,6})\][ :]", re.IGNORECASE)  # a line of this rank's own output
 _COMMENT = re.compile(r"(?<!\S)#[^#]{1,80}$")  # behind a command: `py-spy dump -p 811  # rank 5`
 _LAST_CLAUSE = re.compile(  # "the others are fine. rank 1 is different:"
-    r"(?:^|[.;,!] |\b(?:but|only|while|and|on|of|here's|from) )(?:global )?ranks?[ -]?"
+    r"(?:^|[.;,!] |\b(?:but|only|while|and|on|of|is|was|here's|from) )(?:global )?ranks?[ -]?"
     r"(\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to) ?\d{1,6}){0,64})(?:'s)?"
     r"(?: [A-Za-z'-]{1,20}){0,5} ?:\s*$",
     re.IGNORECASE,
@@ -234,7 +235,8 @@ class OwnerHints:
             return
         spoke = _SPOKE.match(text)
         self._spoke = int(spoke[1]) if spoke else None
-        if len(text) > 200 and not _LISTED.search(text):
+        if len(text) > MAX_HEADING and not _LISTED.search(text):
+            self._observe_end(text)
             return
         if len(pairs := _LISTED.findall(text)) > 1 and _RANK_AND_PID.search(text):
             self._observe_list([(int(one), int(other)) for one, other in pairs])
@@ -388,6 +390,12 @@ class OwnerHints:
             if others:
                 self.companions[self.rank] = others[:MAX_COMPANIONS]
         return True
+
+    def _observe_end(self, text: str) -> None:
+        """The ranks that the last sentence of a line of prose announces."""
+        last = _SENTENCE.split(text)[-1] if len(text) <= MAX_PROSE else ""
+        if len(last) <= MAX_HEADING and (clause := _LAST_CLAUSE.search(last)) and not _LOGGED.search(last):
+            self._announce(listed_numbers(clause[1], MAX_COMPANIONS))
 
     def _announce(self, ranks: tuple[int, ...]) -> None:
         """The next dump is of these ranks."""

@@ -34,7 +34,7 @@ _TIME = re.compile(
     r"|\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,100} [\w./-]{1,60}\[\d{1,9}\]:)(?:[ \t]|$)"
 )
-_HOST_PREFIX = re.compile(rf"({NAME}): ?$")
+_HOST_PREFIX = re.compile(rf"({NAME}) kernel: ?$|(?<![A-Za-z0-9])(?!kernel:)({NAME}): ?$")
 _LOCAL_PREFIX = re.compile(r"\[(?:(?!rank)[a-z]{1,24})?(\d{1,4})\]:\s*$")  # torchrun --tee: role and local rank
 _RANK_PREFIX = re.compile(
     r"\[(?:rank|RANK )?(\d{1,6})\]:?\s*$|\[\d+,(\d{1,6})\]<std(?:out|err)>:?\s*$|^\s*(\d{1,6}): ?$"

@@ -104,7 +104,9 @@ OPENING = re.compile(
     rf"(?:[\d:.]{{8,17}} (?={_ANY_CALL}))?"
     rf"(?:(?P<call>{_ANY_CALL})(?=[^)]{{0,400}}(?:,|\)\s+= |<unfinished|<detached|<\.\.\. |$))"
     r"|<\.\.\. \w{2,30} resumed>|--- (?:stopped by )?SIG|\+\+\+ (?:exited with|killed by))"
-    r"|(?:strace: )?Process \d{1,9} (?:at|de)tached|\[<[\da-fx]{1,16}>\] (?:\? )?[A-Za-z_]|State:\s{1,8}[RSDTtZXI] \("
+    # Behind `kernel: ` or a time, a frame belongs to the report of a task above it.
+    r"|(?:strace: )?Process \d{1,9} (?:at|de)tached|State:\s{1,8}[RSDTtZXI] \("
+    r"|(?<!kernel: )(?<!\d\] )\[<[\da-fx]{1,16}>\] (?:\? )?[A-Za-z_]"
     r"|(?:==> /proc/\d{1,9}/(?:task/\d{1,9}/)?(?:stack|wchan|status|syscall) <==)"
     r"|/proc/\d{1,9}/(?:task/\d{1,9}/)?(?:stack|wchan|status|syscall)(?::|$))"
 )

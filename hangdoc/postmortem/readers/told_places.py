@@ -32,7 +32,8 @@ _UNNAMED = -(3 * 10**6)  # made-up PIDs of these start here
 _LIST = r"\d{1,5}(?:\s?(?:,(?: and)?|and|&|-|\u2013|to|through|\.\.|/)\s?(?:ranks? |r)?\d{1,5}){0,64}"
 _STANDS = (
     r"(?:is|are|was|were|sits?|stands?|waits?|waiting|hangs?|hanging|hung|stuck|blocked|parked|spins?|spinning|idles?"
-    r"|shows?|in|at|inside|all|both|still|already|just|simply|now|currently|always|only|never leaves?|stays?|seems?)"
+    r"|shows?|have|in|at|inside|all|both|still|already|just|simply|now|currently|always|only|never leaves?|stays?"
+    r"|seems?)"
 )
 _WHO = re.compile(
     rf"(?<![\w.@/\[-])(?:(?:global )?(?:ranks?|processes|process|procs?|workers?|gpus?)[ _#]{{0,2}}(?P<ranks>{_LIST})"
@@ -41,14 +42,19 @@ _WHO = re.compile(
     r"|(?:all (?:of )?)?(?:the )?(?P<rest>other (?P<number>\d{1,4}|one|two|three|four|five|six|seven|eight|nine|ten"
     r"|fifteen|thirty-one)?(?: ?(?:ranks|processes|workers|gpus|ones))?|others|rest(?: of (?:them|the ranks))?"
     r"|remaining (?:ones|ranks|processes|workers|\w{1,10})|every(?:body|one) else|every other rank|all other ranks"
-    r"|peers))"
+    r"|peers|(?P<count>two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|thirty-one"
+    r"|sixty-three|\d{1,4}(?= of them))(?: of them)?"
+    r"(?= (?:have|show|sit|wait|hang|stand|are (?:in|at|stuck|all|both))\b)))"
     rf"(?: ?\((?:ranks? )?(?P<these>{_LIST})\))?(?: ?\([^()\n]{{1,40}}\))?"
     r"(?P<links>(?:\s{0,3}(?::|=|\||-+>|\u2192|\u2014|\u2013|,)\s{0,3}|\s{1,12}){1,2}"
     rf"(?:{_STANDS}\b[\s,:]{{0,3}}){{0,6}})",
     re.IGNORECASE,
 )
-_NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_WORDS = {**{word: number for number, word in enumerate(_NUMBERS)}, "fifteen": 15, "thirty-one": 31}
+_NUMBERS = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen",
+)  # fmt: skip
+_WORDS = {**{word: number for number, word in enumerate(_NUMBERS)}, "thirty-one": 31, "sixty-three": 63}
 _NO_STATEMENT = re.compile(
     r"\b(?:not|never|cannot|should|would|could|might|whether|if|expected|supposed|fine|ok|okay|finished|done|returned"
     r"|returns|passed|passes|completed|reached|reaches|before|until|unless|why|first|used to|yesterday|earlier|raised"
@@ -183,7 +189,7 @@ def _claims(text: str) -> Iterator[_Claim]:
             ranks = _numbers(listed) if listed else None
             if listed and not ranks:
                 continue
-            yield _Claim(ranks, _number(who["number"]), frames[0], frames[1])
+            yield _Claim(ranks, _number(who["number"] or who["count"]), frames[0], frames[1])
 
 
 def _is_sequence(clause: str) -> bool:

@@ -48,6 +48,7 @@ OF_GPU = frozenset({"xid", "gpu_lost", "gpu_hardware"})  # kinds whose line name
 OF_PROCESS = OF_GPU | {"host_out_of_memory"}  # kinds whose line names the PID of a process that another one ended
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
 FATAL = "Fatal Python error"
+CUT = "a traceback without its last line"
 # What looks like the end of a job, unless somebody counts on after it.
 COUNTED_AFTER = frozenset({"exception", "barrier_of_store", "announced", "unresolved"})
 MAX_CHAIN = 600  # lines of a chain of tracebacks
@@ -209,7 +210,7 @@ class LogCollector:
             exception = self._traceback(matched, line)
             if exception is None or LAUNCHER_EXCEPTIONS.search(exception.type):
                 return
-            fields, text = _exception_fields(exception), exception.text
+            fields, text = _exception_fields(exception), exception.text or CUT
             fields["by_torch"] = "yes" if _BY_TORCH.search(matched.raw) else None
             if (raiser := _raiser(matched)) is not None:
                 origin, fields["uncaught"] = replace(origin, rank=raiser), "yes"  # its peers re-raise it
@@ -520,6 +521,7 @@ def _exception_fields(exception: LoggedException) -> dict[str, str | None]:
         "cause": exception.causes[0] if exception.causes else None,
         "uncaught": "yes" if exception.uncaught else None,
         "site": f"{site.function} ({site.short}:{site.line})" if site else None,
+        "innermost": exception.innermost,
     }
 
 

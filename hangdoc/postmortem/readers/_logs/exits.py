@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -27,6 +27,11 @@ SIGNALS = frozenset(
     }
 )  # fmt: skip
 _ENTRY = re.compile(r"\s*(?P<name>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.*)")
+_ROOT = "Root Cause"
+_KEYS = ("time", "host", "rank", "exitcode", "error_file", "traceback")
+# Where a row begins: of a table whose line breaks were lost, several are in one line.
+_ROW = re.compile(rf"(?<![A-Za-z_])(?=(?:{'|'.join(_KEYS)})\s{{0,12}}:)")
+_OF_RANK = re.compile(r"(?<![a-z_])rank\s{0,12}:?\s{0,3}(\d{1,7})\s{0,3}\(local_rank:")
 _EXIT = re.compile(r"(?P<code>-?\d{1,10})\s+\(pid: (?P<pid>\d{1,10})\)")
 _OOM = re.compile(r"python|pt_main|pt_data|torchrun|train", re.IGNORECASE)
 _SLURM = (
@@ -54,27 +59,48 @@ class FailureEntry:
 def failure_entry(matched: MatchedLine) -> FailureEntry:
     """The entry around the line with the rank."""
     above = [ANSI.sub("", text) for text in matched.before(6)]
-    entry: dict[str, str] = {}
+    entry = _columns(above)
     for text in above[:2]:
         if (match := _ENTRY.search(text)) and match["name"] in ("host", "time"):
             entry[match["name"]] = match["value"].strip()
     below = [ANSI.sub("", text) for text in matched.after(400)]
     exception = None
-    for number, text in enumerate([ANSI.sub("", matched.text), *below[:4]]):
-        if match := _ENTRY.search(text):
-            entry[match["name"]] = match["value"].strip()
-            if match["name"] == "traceback" and HEADING in text:
-                exception = parse_traceback(line.removeprefix("  ") for line in below[number:])
-    rank = re.match(r"\d{1,7}", entry.get("rank", ""))
+    _, rooted, own = ANSI.sub("", matched.text).rpartition(_ROOT)  # a whole table may be in one line
+    for number, text in enumerate([own, *below[:4]]):
+        entry.update(_rows(text))
+        if HEADING in text and "traceback" in entry:
+            exception = parse_traceback(line.removeprefix("  ") for line in below[number:])
+    ranks = set(_OF_RANK.findall(own))
+    rank = int(ranks.pop()) if len(ranks) == 1 else None
     how = _EXIT.search(entry.get("exitcode", ""))
-    root = any("Root Cause" in text for text in above[:4])
+    root = bool(rooted) or any(_ROOT in text for text in above)
     code = int(how["code"]) if how else 1
     end = replace(end_of_code(code), at_s=None if root else LATER_S)
     fields = {name: entry[name] for name in ("time", "host") if name in entry} | {"code": str(code)}
+    if rank is not None:
+        fields["rank"] = str(rank)
     if root:
         fields["root"] = "yes"
     pid = int(how["pid"]) if how else None
-    return FailureEntry(int(rank[0]) if rank else None, entry.get("host"), pid, end, exception, fields)
+    return FailureEntry(rank, entry.get("host"), pid, end, exception, fields)
+
+
+def _rows(text: str) -> dict[str, str]:
+    """The rows of the table in a line."""
+    found: dict[str, str] = {}
+    for part in _ROW.split(text):
+        if "traceback" not in found and (match := _ENTRY.match(part)):
+            found[match["name"]] = match["value"].strip()
+    return found
+
+
+def _columns(above: Sequence[str]) -> dict[str, str]:
+    """The rows above that of the rank, where all names were copied before all values. `above`: the last line first."""
+    lines = [text.strip(" \t:") for text in reversed(above)]
+    names = [at for at, text in enumerate(lines) if text in _KEYS]
+    if not names or names[-1] - names[0] != len(names) - 1 or len(lines) - names[-1] - 1 != len(names):
+        return {}
+    return dict(zip((lines[at] for at in names), lines[names[-1] + 1 :], strict=True))
 
 
 def exits_in(kind: str, fields: Mapping[str, str], line: Line) -> Iterator[tuple[LineOrigin, End]]:

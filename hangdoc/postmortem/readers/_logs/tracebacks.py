@@ -39,6 +39,7 @@ class LoggedException:
     frames: tuple[Frame, ...]  # innermost first
     causes: tuple[str, ...] = ()  # "Type: message" of the chained exceptions, earliest first
     uncaught: bool = False  # the traceback begins at an entry point
+    innermost: str | None = None  # source line of the innermost frame, if the traceback ends with it: it was cut
 
     @property
     def text(self) -> str:
@@ -55,7 +56,7 @@ def parse_traceback(lines: Iterable[str]) -> LoggedException | None:
     rest = iter(lines)
     causes: list[str] = []
     while True:
-        frames, last = _frames(rest)
+        frames, last, innermost = _frames(rest)
         found = _EXCEPTION.match(last) if last else None
         if not frames and not found:
             return None
@@ -63,28 +64,33 @@ def parse_traceback(lines: Iterable[str]) -> LoggedException | None:
         message, chained = _message(rest, message)
         if not chained:
             uncaught = bool(frames) and frames[0].function in _OUTERMOST
-            return LoggedException(kind, redact_text(message)[:TEXT], tuple(reversed(frames)), tuple(causes), uncaught)
+            shown, inwards = redact_text(message)[:TEXT], tuple(reversed(frames))
+            return LoggedException(kind, shown, inwards, tuple(causes), uncaught, None if found else innermost)
         causes.append(redact_text(f"{kind}: {message}")[:TEXT])
 
 
-def _frames(lines: Iterator[str]) -> tuple[list[Frame], str | None]:
-    """The frames, outermost first, and the line of the exception after them.
+def _frames(lines: Iterator[str]) -> tuple[list[Frame], str | None, str | None]:
+    """The frames, outermost first, the line of the exception after them, and the source line of the innermost frame.
 
     A few lines that are neither may be parts of source lines that a terminal broke.
     """
     frames: list[Frame] = []
     strange = 0
+    source: str | None = None
     for text in lines:
         if match := _FRAME.match(text):
+            source = None
             if len(frames) < MAX_FRAMES:
                 file = match["file"]
                 frames.append(Frame(match["function"] or "<module>", file, int(match["line"]), _short(file)))
         elif text and not text[0].isspace():
             text = _GLUED.sub("", text)
             if _EXCEPTION.match(text) or strange == MAX_STRANGE or HEADING in text:
-                return frames, text
+                return frames, text, source
             strange += 1
-    return frames, None
+        elif source is None and text.strip():
+            source = text.strip()[:TEXT]
+    return frames, None, source
 
 
 def _message(lines: Iterator[str], first: str) -> tuple[str, bool]:
