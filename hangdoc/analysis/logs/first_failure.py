@@ -24,6 +24,7 @@ REQUESTED = frozenset({"KeyboardInterrupt", "SystemExit"})  # exceptions of a pr
 # Errors of NCCL on the rank that failed, and on those that lost it (nccl.h, ncclResult_t).
 LOCAL = re.compile(r"unhandled cuda error|ncclUnhandledCudaError")
 REMOTE = re.compile(r"remote process exited|ncclRemoteError")
+SIGNALLED = ("told_to_end", "ended_from_outside")  # a launcher or scheduler passes a signal on to the ranks
 VICTIM_EVENTS = frozenset({"connection_closed", "dump_signal", "dump_observed", *TIMEOUTS})
 
 
@@ -39,8 +40,8 @@ class Failure:
 
 def failures(case: Case, logs: JobLogs) -> dict[Key, Failure]:
     """Failures of the ranks that ended by an exception, or that an event shows to be victims."""
-    timed_out = _first_timeouts(logs)
-    found = {key: failure for key, events in logs.ranks.items() if (failure := _failure(case, key, events, timed_out))}
+    ends = _first_ends(logs)
+    found = {key: failure for key, events in logs.ranks.items() if (failure := _failure(case, key, events, ends))}
     roots = root_causes(logs)
     own = {key: failure.own for key, failure in found.items() if failure.own}
     if not own and len(roots) == 1 and (raised := unattributed_failure(logs)):
@@ -68,7 +69,12 @@ def unattributed_failure(logs: JobLogs) -> LogEvent | None:
     own = [event for _, event in logs.unattributed if event.kind == "exception" and not caused_by_peer(event)]
     victims = [event for _, event in logs.unattributed if event.kind in VICTIM_EVENTS]
     first = next((event for event in own if event.fields.get("type") not in REQUESTED), None)
-    if first is None or _is_consequence(first, victims) or followed(logs, first, "progress"):  # it was caught
+    if (
+        first is None
+        or _is_consequence(first, victims)
+        or _is_cut_below(first, _first_ends(logs))
+        or followed(logs, first, "progress")
+    ):  # it was caught
         return None
     return first
 
@@ -77,15 +83,20 @@ def _exit_code(logs: JobLogs, key: Key) -> str | None:
     return next((event.fields.get("code") for one, event in logs.of_ranks("failure") if one == key), None)
 
 
-def _first_timeouts(logs: JobLogs) -> dict[str, int]:
-    """The line of each source in which the first timeout of any rank stands."""
+def _first_ends(logs: JobLogs) -> dict[str, int]:
+    """The line of each source in which the first timeout of any rank stands, or the first signal that ends the job."""
     found: dict[str, int] = {}
-    for event in logs.all(*TIMEOUTS):
+    for event in logs.all(*TIMEOUTS, *SIGNALLED):
         found[event.source] = min(event.line, found.get(event.source, event.line))
     return found
 
 
-def _failure(case: Case, key: Key, events: Sequence[LogEvent], timed_out: Mapping[str, int]) -> Failure | None:
+def _is_cut_below(event: LogEvent, ends: Mapping[str, int]) -> bool:
+    """True for a traceback without its exception below such a line: most likely that of a wait, or of the signal."""
+    return not event.fields.get("type") and ends.get(event.source, event.line + 1) <= event.line
+
+
+def _failure(case: Case, key: Key, events: Sequence[LogEvent], ends: Mapping[str, int]) -> Failure | None:
     ended = case.ranks[key].alive is False
     exceptions = [event for event in events if event.kind == "exception"]
     # The same exception is in the launcher's log and in the rank's own, and only the launcher's shows the teardown.
@@ -96,8 +107,7 @@ def _failure(case: Case, key: Key, events: Sequence[LogEvent], timed_out: Mappin
         if event.text not in teardown
         and not caused_by_peer(event)
         and (ended or "uncaught" in event.fields)
-        # Below a timeout, a traceback that was cut is most likely that of the wait.
-        and (event.fields.get("type") or event.line < timed_out.get(event.source, event.line + 1))
+        and not _is_cut_below(event, ends)
     ]
     victims = [
         event

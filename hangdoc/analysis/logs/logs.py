@@ -137,6 +137,7 @@ class LogsJob:
     gone_line: str | None = None  # the first line that reports a lost connection
     raised: str | None = None  # exception of some rank, in lines that name no rank; no other rank caused it
     raised_uncaught: bool = False  # its traceback shows that nothing caught it
+    raised_cut: bool = False  # as `error_cut` in LogsFacts
     raised_kind: str | None = None  # as in LogsFacts.error_kind
     raised_site: str | None = None  # innermost user frame of that exception
     raised_line: str | None = None  # "file:line" of that exception in the log
@@ -394,6 +395,7 @@ def _job_facts(job: _Findings, errors: Mapping[Key, LogEvent]) -> LogsJob:
         raised=raised.text if raised else None,
         nic_shared=hardware.nic_shared,
         raised_uncaught=bool(raised and "uncaught" in raised.fields),
+        raised_cut=raised is not None and not raised.fields.get("type"),
         raised_kind=error_kind(raised),
         raised_site=raised.fields.get("site") if raised else None,
         raised_line=f"{raised.source}:{raised.line}" if raised else None,
