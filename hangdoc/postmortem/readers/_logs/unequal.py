@@ -33,6 +33,11 @@ _SAYS_NO = re.compile(
     r"(?: [a-z]{1,12}){0,4}\s?[:=?]{1,2}\s?(?:false|no)\b",
     re.IGNORECASE,
 )
+_BETWEEN = re.compile(
+    rf"\b{_WHAT}\b[^\n]{{0,120}}?\b(?:diverge(?:d|nce|s)?|mismatch(?:es|ed)?|differ(?:s|ent|ence)?)\b"
+    r"(?: [a-z]{1,12}){0,2} (?:between|across|on) ranks? \d{1,6}\b",
+    re.IGNORECASE,
+)
 _HEAD = re.compile(
     rf"\s{{0,4}}(?:#|n |num |number of )?{_WHAT}(?: [a-z]{{1,12}}){{0,2}} {_APART}[^|]{{0,30}}", re.IGNORECASE
 )
@@ -65,7 +70,7 @@ class Unequals:
             what, count, total = (counted["what"] or counted["noun"], *_both(counted))
             if count and self._ranks_at == number:
                 self._add(what, f"{count} of {total}", number)
-        elif (said := _SAYS_NO.search(text)) and self._ranks_at == number:
+        elif (said := _SAYS_NO.search(text) or _BETWEEN.search(text)) and self._ranks_at == number:
             self._add(said["what"], "not equal", number)
         elif "|" in text:
             self._table(text, number)
