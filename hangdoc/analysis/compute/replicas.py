@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from hangdoc.analysis import Analysis, Case, Key
-from hangdoc.analysis.thresholds import DRIFTED_CHANGES, HALF, WATCHED_LOOKS
+from hangdoc.analysis.thresholds import DRIFTED_CHANGES, HALF, MIN_LOOKS, WATCHED_LOOKS
 from hangdoc.evidence import ProcessGroup, ProcessGroups, Stack, Stacks
 from hangdoc.evidence.parameters import Parameter, Parameters
 
@@ -31,6 +31,7 @@ class ReplicaFacts:
     parameter: str | None = None  # one that was compared: "model.module.head.weight"
     states: int = 0  # counts of changes at which its parameters differed from those of a rank that it is apart from
     drift: int = 0  # changes by which it ran ahead of or fell behind such a rank
+    stood: int = 0  # looks in which its parameters did not change, although it holds the gradients of ranks that step
     nonfinite: str | None = None  # what a parameter holds now: "model.module.head.weight holds nan"
     unregistered: tuple[str, ...] = ()  # trainable parameters that the wrapper does not reduce: added after it was made
 
@@ -93,9 +94,14 @@ class ReplicaAnalysis(Analysis[ReplicaFacts, ReplicaJob]):
         facts = {key: _own(case.record(key, "parameters")) for key in case.ranks}
         decided: list[int] = []
         for keys in _cohorts(case).values():
-            members = {key: histories for key in keys if (histories := _histories(case, key))}
+            seen = {key: _histories(case, key) for key in keys}
+            members = {key: changed for key in keys if (changed := _changed(seen[key]))}
             compared, sides = _compare(case, members, facts)
             facts.update(compared)
+            still = {key: histories for key, histories in seen.items() if key not in members}
+            if left := _left_behind(case, still, members, facts):
+                facts.update(left)
+                sides = 2
             decided += [sides] if sides else []
         return facts, ReplicaJob(max(decided, default=None))
 
@@ -136,7 +142,7 @@ def _world(groups: Sequence[ProcessGroup]) -> int:
 
 
 def _histories(case: Case, key: Key) -> _Histories:
-    """Of the parameters that changed."""
+    """Of the trainable parameters."""
     found: _Histories = {}
     for shot, rank in case.rounds(key):
         record = rank.records.get("parameters")
@@ -145,7 +151,12 @@ def _histories(case: Case, key: Key) -> _Histories:
             for one in record.parameters:
                 if one.trainable:
                     found.setdefault(Named(one.name, one.shape, one.dtype), _History()).add(shot.at_s, one, steps)
-    return {named: history for named, history in found.items() if history.acquired}
+    return found
+
+
+def _changed(histories: _Histories) -> _Histories:
+    """Those of the parameters that changed."""
+    return {named: history for named, history in histories.items() if history.acquired}
 
 
 def _in_optimizer(stacks: object) -> bool:
@@ -213,6 +224,37 @@ def _compare(
                 drift=drift,
             )
     return found, len(differing.sides)
+
+
+def _left_behind(
+    case: Case, still: Mapping[Key, _Histories], members: Mapping[Key, _Histories], facts: Mapping[Key, ReplicaFacts]
+) -> dict[Key, ReplicaFacts]:
+    """The facts of a cohort with ranks that hold the gradients of its other ranks, and never apply them.
+
+    A rank that only uses the model, such as an actor that gets new parameters now and then, has no such gradients.
+    """
+    found: dict[Key, ReplicaFacts] = {}
+    for key, histories in still.items():
+        for named, history in histories.items():
+            looks, states = len(history.counted), _states(named, members)
+            applied = frozenset().union(*[_gradients(case, other, named) for other in members])
+            shared = applied.intersection(_gradients(case, key, named))
+            if min(looks, states) >= WATCHED_LOOKS and len(shared) >= MIN_LOOKS:
+                found[key] = replace(
+                    facts[key], apart=True, odd=True, partly=False, averaged=True, parameter=named.name, states=states,
+                    stood=looks,
+                )  # fmt: skip
+                break
+    if not found:
+        return {}
+    states = min(one.states for one in found.values())
+    return found | {key: replace(facts[key], apart=True, odd=False, states=states) for key in members}
+
+
+def _states(named: Named, members: Mapping[Key, _Histories]) -> int:
+    """The fewest values that a parameter had on one of these ranks; 0: one of them does not have it."""
+    held = [histories[named] for histories in members.values() if named in histories]
+    return min((len(one.acquired) for one in held), default=0) if len(held) == len(members) else 0
 
 
 def _comparison(named: Named, held: Mapping[Key, _History]) -> _Comparison:

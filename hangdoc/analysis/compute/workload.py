@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
 
@@ -13,11 +14,12 @@ from hangdoc.analysis.ranks.call_path import CallPath, is_library, loops_around,
 from hangdoc.analysis.ranks.divergence import MUST_DIFFER
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.progress import Look, looks_at
-from hangdoc.analysis.thresholds import HALF, MIN_GAPS, MIN_LOOKS, MORE_WORK, MOSTLY, USUAL
+from hangdoc.analysis.thresholds import HALF, MIN_GAPS, MIN_LOOKS, MIN_STEPS, MORE_WORK, MOSTLY, USUAL
 from hangdoc.evidence import Variable
 
-MODEL = "/torch/nn/modules/"
+MODEL, TORCH = "/torch/nn/modules/", "/torch/"
 
+_Loops = Sequence[tuple[str, int]]  # function and line, outermost first
 Name = tuple[str, str, str]  # function, variable, unit (" rows", " items" or "")
 
 
@@ -92,33 +94,74 @@ def in_each_step(case: Case, key: Key) -> bool:
 
     A number in its frames, such as the step or the index of the batch, grows from one such look to the next. Work in
     every Nth step, or after each epoch of N steps, is seen at values that differ by multiples of N. The number of an
-    epoch may grow by one, too: it counts a loop around the one in which the rank meets its peers.
+    epoch may grow by one, too: it counts a loop around the one in which the ranks meet. Where several looks find one
+    value, that loop must be in view: a trainer's own loop may be inside.
     """
     seen: dict[tuple[str, str], list[float]] = defaultdict(list)
+    steps: set[tuple[str, str]] = set()  # those of them that count a loop without another one inside
     own = [look for look in _waited_for(case, key) if not _is_shared(case, key, look)]
-    meets = [loops_around(look.own) for look in looks_at(case, key) if look.phase == "collective"]
+    meets = _meets(case, key)
+    of_peers = [meet for peer in case.ranks if peer != key for meet in _meets(case, peer)]
     for look in own:
         around: list[tuple[str, int]] = []
+        whole = loops_around(look.own)
         for depth, step in enumerate(look.thread):
             around += loops_around([step]) if depth in look.path.own else ()
-            if _has_loop_inside(around, meets):
+            if _has_loop_inside(around, whole, meets, of_peers):
                 continue
+            in_view = bool(around) and depth in look.path.own and not any(meet.trainer > depth for meet in of_peers)
             for variable in step.variables.values():
                 if variable.kind == "int" and variable.number is not None:
-                    seen[step.function, variable.name].append(variable.number)
-    return any(_counts_by_one(values) for values in seen.values() if len(values) >= max(MIN_GAPS, MOSTLY * len(own)))
+                    name = step.function, variable.name
+                    seen[name].append(variable.number)
+                    steps.update([name] if in_view else ())
+    enough = max(MIN_GAPS, MOSTLY * len(own))
+    return any(_counts_by_one(values, name in steps) for name, values in seen.items() if len(values) >= enough)
 
 
-def _has_loop_inside(loops: Sequence[tuple[str, int]], meets: Sequence[Sequence[tuple[str, int]]]) -> bool:
-    """True if most collectives within these loops were in a loop further inside."""
-    within = [len(found) for found in meets if loops and found[: len(loops)] == loops]
-    return sum(length > len(loops) for length in within) > HALF * len(within)
+@dataclass(frozen=True, slots=True)
+class _Meet:
+    """A collective that a rank was seen in."""
+
+    loops: _Loops  # around it, in the user's code
+    trainer: int  # depth of the innermost frame of a library other than torch; -1: none
 
 
-def _counts_by_one(values: Sequence[float]) -> bool:
-    """True if the numbers grow, mostly from each to the next, and not by multiples of some other number than 1."""
+def _meets(case: Case, key: Key) -> list[_Meet]:
+    return case.once(
+        ("collectives", key),
+        lambda: [_meet(look) for look in looks_at(case, key) if look.phase == "collective"],
+    )
+
+
+def _meet(look: Look) -> _Meet:
+    depths = [at for at, step in enumerate(look.path.steps) if is_library(step.file) and TORCH not in step.file]
+    return _Meet(loops_around(look.own), max(depths, default=-1))
+
+
+def _has_loop_inside(loops: _Loops, whole: _Loops, own: Sequence[_Meet], of_peers: Sequence[_Meet]) -> bool:
+    """True if most collectives of a rank within these loops were in a loop further inside, or several of its peers'.
+
+    While a rank works alone, its peers wait for it outside of that loop. `whole`: the loops around its work.
+    """
+
+    def is_deeper(found: _Loops) -> bool:
+        return len(found) > len(loops) and found != whole[: len(found)]
+
+    within = [meet.loops for meet in own if loops and meet.loops[: len(loops)] == loops]
+    deeper = sum(is_deeper(meet.loops) for meet in of_peers if loops and meet.loops[: len(loops)] == loops)
+    return sum(map(is_deeper, within)) > HALF * len(within) or deeper >= MIN_LOOKS
+
+
+def _counts_by_one(values: Sequence[float], in_view: bool) -> bool:
+    """True if the numbers grow, and not by multiples of some other number than 1.
+
+    They grow from almost each look to the next, or, of a loop that is in view as a whole, over several steps.
+    """
     grown = [int(b - a) for a, b in pairwise(values)]
-    return min(grown) >= 0 and sum(by > 0 for by in grown) >= MOSTLY * len(grown) and gcd(*grown) == 1
+    if min(grown) < 0 or gcd(*grown) != 1:
+        return False
+    return sum(by > 0 for by in grown) >= MOSTLY * len(grown) or (in_view and len(set(values)) >= MIN_STEPS)
 
 
 def _waited_for(case: Case, key: Key) -> list[Look]:

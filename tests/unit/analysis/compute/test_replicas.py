@@ -134,6 +134,30 @@ def test_what_all_had_from_the_start_proves_nothing(stage: Stage) -> None:
     assert apart(facts(stage, lambda rank, look: [parameter(0, f"frozen on {rank}")])) == [None] * 3
 
 
+@pytest.mark.parametrize(
+    ("gradient", "found"),
+    [
+        (lambda rank, look: f"gradient {look}", [True] * 3),
+        (lambda rank, look: f"gradient {look} of {rank}", [False, None, False]),  # it may use the model only
+        (lambda rank, look: "" if rank == 1 else f"gradient {look}", [False, None, False]),
+        (lambda rank, look: f"gradient {look // 4}", [False, None, False]),  # too few to be sure
+    ],
+    ids=["the same gradients", "gradients of its own", "no gradients", "few gradients"],
+)
+def test_a_rank_that_never_applies_the_gradients_it_shares(
+    stage: Stage, gradient: Callable[[int, int], str], found: list[bool | None]
+) -> None:
+    def rule(rank: int, look: int) -> list[Parameter]:
+        held = (0, "start") if rank == 1 else (STEP * look, f"state {look}")
+        return [parameter(*held, gradient=gradient(rank, look))]
+
+    seen = facts(stage, rule, wrapper=None)
+    assert apart(seen) == found
+    if found[1]:
+        assert [one.odd for one in replicas(seen)] == [False, True, False]
+        assert replicas(seen)[1].stood == LOOKS
+
+
 def test_a_step_is_enough_to_see_that_replicas_are_equal(stage: Stage) -> None:
     """Ranks that were once seen with an equal new value are in step, however rarely they are read together."""
 

@@ -219,11 +219,12 @@ def test_work_of_one_rank_only_is_no_straggling_without_a_step_counter(stage: St
     ("step_at", "late"),
     [
         (lambda look: look + look // 4, True),  # a step or two between looks
+        (lambda look: look // 2, True),  # two looks at each step
         (lambda look: 10 * (look // 2), False),  # it evaluates after every tenth step
         (lambda look: look % 7, False),  # the index of a batch of its evaluation
         (lambda look: look // 6, False),  # the epoch
     ],
-    ids=["in each step", "in every tenth step", "batches of an evaluation", "in each epoch"],
+    ids=["in each step", "two looks a step", "in every tenth step", "batches of an evaluation", "in each epoch"],
 )
 def test_work_of_one_rank_only_is_straggling_if_it_is_in_each_step(
     stage: Stage, step_at: Callable[[int], int], late: bool
