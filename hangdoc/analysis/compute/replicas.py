@@ -98,8 +98,7 @@ class ReplicaAnalysis(Analysis[ReplicaFacts, ReplicaJob]):
             members = {key: changed for key in keys if (changed := _changed(seen[key]))}
             compared, sides = _compare(case, members, facts)
             facts.update(compared)
-            still = {key: histories for key, histories in seen.items() if key not in members}
-            if left := _left_behind(case, still, members, facts):
+            if left := _left_behind(case, seen, facts):
                 facts.update(left)
                 sides = 2
             decided += [sides] if sides else []
@@ -226,35 +225,68 @@ def _compare(
     return found, len(differing.sides)
 
 
+class _Recent(NamedTuple):
+    """What one parameter of a rank held in the newest looks."""
+
+    looks: int
+    values: frozenset[str]
+    gradients: frozenset[str]
+
+
 def _left_behind(
-    case: Case, still: Mapping[Key, _Histories], members: Mapping[Key, _Histories], facts: Mapping[Key, ReplicaFacts]
+    case: Case, seen: Mapping[Key, _Histories], facts: Mapping[Key, ReplicaFacts]
 ) -> dict[Key, ReplicaFacts]:
-    """The facts of a cohort with ranks that hold the gradients of its other ranks, and never apply them.
+    """The facts of a cohort with ranks that hold the gradients of its other ranks, and do not apply them any more.
 
     A rank that only uses the model, such as an actor that gets new parameters now and then, has no such gradients.
     """
-    found: dict[Key, ReplicaFacts] = {}
-    for key, histories in still.items():
-        for named, history in histories.items():
-            looks, states = len(history.counted), _states(named, members)
-            applied = frozenset().union(*[_gradients(case, other, named) for other in members])
-            shared = applied.intersection(_gradients(case, key, named))
-            if min(looks, states) >= WATCHED_LOOKS and len(shared) >= MIN_LOOKS:
-                found[key] = replace(
-                    facts[key], apart=True, odd=True, partly=False, averaged=True, parameter=named.name, states=states,
-                    stood=looks,
-                )  # fmt: skip
+    left: dict[Key, tuple[Named, _Recent]] = {}
+    for key, histories in seen.items():
+        for named in histories:
+            own = _recent(case, key, named, _constant_since(case, key, named))
+            if own.looks >= WATCHED_LOOKS and len(own.gradients) >= MIN_LOOKS:
+                left[key] = named, own
                 break
+    found: dict[Key, ReplicaFacts] = {}
+    for key, (named, own) in left.items():
+        since_s = _constant_since(case, key, named)
+        peers = [_recent(case, peer, named, since_s) for peer in seen if peer not in left]
+        states = min((len(peer.values) for peer in peers), default=0)
+        shared = own.gradients.intersection(*[peer.gradients for peer in peers])
+        if states >= WATCHED_LOOKS and len(shared) >= MIN_LOOKS:
+            found[key] = replace(
+                facts[key], apart=True, odd=True, partly=False, averaged=True, parameter=named.name, states=states,
+                drift=0, stood=own.looks,
+            )  # fmt: skip
     if not found:
         return {}
     states = min(one.states for one in found.values())
-    return found | {key: replace(facts[key], apart=True, odd=False, states=states) for key in members}
+    return found | {key: replace(facts[key], apart=True, odd=False, states=states) for key in seen if key not in found}
 
 
-def _states(named: Named, members: Mapping[Key, _Histories]) -> int:
-    """The fewest values that a parameter had on one of these ranks; 0: one of them does not have it."""
-    held = [histories[named] for histories in members.values() if named in histories]
-    return min((len(one.acquired) for one in held), default=0) if len(held) == len(members) else 0
+def _looks_of(case: Case, key: Key, named: Named) -> Iterator[tuple[float, Parameter]]:
+    for shot, rank in case.rounds(key):
+        record = rank.records.get("parameters")
+        if isinstance(record, Parameters):
+            same = (one for one in record.parameters if (one.name, one.shape, one.dtype) == named)
+            yield from ((shot.at_s, one) for one in same if one.trainable and one.values)
+
+
+def _constant_since(case: Case, key: Key, named: Named) -> float:
+    """The look since which the parameter holds its newest value."""
+    since_s, last = 0.0, None
+    for at_s, one in _looks_of(case, key, named):
+        digests = {value.digest for value in one.values}
+        if digests != {last}:
+            since_s, last = at_s, one.values[-1].digest
+    return since_s
+
+
+def _recent(case: Case, key: Key, named: Named, since_s: float) -> _Recent:
+    looks = [one for at_s, one in _looks_of(case, key, named) if at_s >= since_s]
+    values = frozenset(value.digest for one in looks for value in one.values if value.digest)
+    gradients = frozenset(found for one in looks for found in (one.gradient, *one.gradients) if found)
+    return _Recent(len(looks), values, gradients)
 
 
 def _comparison(named: Named, held: Mapping[Key, _History]) -> _Comparison:

@@ -158,6 +158,16 @@ def test_a_rank_that_never_applies_the_gradients_it_shares(
         assert replicas(seen)[1].stood == LOOKS
 
 
+def test_a_rank_that_no_longer_applies_the_gradients_it_shares(stage: Stage) -> None:
+    def rule(rank: int, look: int) -> list[Parameter]:
+        at = min(look, 3) if rank == 1 else look
+        return [parameter(STEP * at, f"state {at}", gradient=f"gradient {look}")]
+
+    seen = replicas(facts(stage, rule, wrapper=None))
+    assert [(one.apart, one.odd) for one in seen] == [(True, False), (True, True), (True, False)]
+    assert seen[1].stood == LOOKS - 3
+
+
 def test_a_step_is_enough_to_see_that_replicas_are_equal(stage: Stage) -> None:
     """Ranks that were once seen with an equal new value are in step, however rarely they are read together."""
 
