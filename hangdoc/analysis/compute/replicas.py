@@ -9,7 +9,7 @@ may begin with the same seed, and frozen parameters stay equal.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -51,10 +51,19 @@ class Named(NamedTuple):
     dtype: str
 
 
+class _Seen(NamedTuple):
+    """One parameter in one look, by digests."""
+
+    at_s: float
+    values: frozenset[str]  # empty: its bytes are all equal
+    gradients: frozenset[str]
+
+
 @dataclass(slots=True)
 class _History:
     """The values that one trainable parameter of a rank was seen with."""
 
+    looks: list[_Seen] = field(default_factory=list)  # oldest first
     start: str | None = None
     acquired: dict[str, None] = field(default_factory=dict)  # digests after its first change
     at: dict[int, str] = field(default_factory=dict)  # digest by count of changes
@@ -62,6 +71,10 @@ class _History:
     stepping: set[float] = field(default_factory=set)  # looks within the optimizer
 
     def add(self, at_s: float, parameter: Parameter, steps: bool) -> None:
+        gradients = frozenset((parameter.gradient, *parameter.gradients)) - {""}
+        if parameter.values:
+            values = frozenset(value.digest for value in parameter.values) - {""}
+            self.looks.append(_Seen(at_s, values, gradients))
         for value in parameter.values:
             self.counted.setdefault(at_s, value.version)
             if steps:
@@ -77,6 +90,23 @@ class _History:
     def counts(self) -> bool:
         """True if the count of changes tells one value from another: writes to `.data` are not counted."""
         return len(self.at) >= HALF * len(self.acquired)
+
+    @property
+    def gradients(self) -> frozenset[str]:
+        return _union(look.gradients for look in self.looks)
+
+    def unchanged(self) -> Sequence[_Seen]:
+        """The newest looks, as long as they found one value only."""
+        newest: list[_Seen] = []
+        for look in reversed(self.looks):
+            if len(look.values) != 1 or (newest and look.values != newest[0].values):
+                break
+            newest.append(look)
+        return newest[::-1]
+
+    def since(self, at_s: float) -> Sequence[_Seen]:
+        """The looks from this one on."""
+        return [look for look in self.looks if look.at_s >= at_s]
 
 
 _MODEL_CODE = "/torch/nn/modules/module.py"
@@ -96,9 +126,9 @@ class ReplicaAnalysis(Analysis[ReplicaFacts, ReplicaJob]):
         for keys in _cohorts(case).values():
             seen = {key: _histories(case, key) for key in keys}
             members = {key: changed for key in keys if (changed := _changed(seen[key]))}
-            compared, sides = _compare(case, members, facts)
+            compared, sides = _compare(members, facts)
             facts.update(compared)
-            if left := _left_behind(case, seen, facts):
+            if left := _left_behind(seen, facts):
                 facts.update(left)
                 sides = 2
             decided += [sides] if sides else []
@@ -192,7 +222,7 @@ class _Comparison:
 
 
 def _compare(
-    case: Case, members: Mapping[Key, _Histories], facts: Mapping[Key, ReplicaFacts]
+    members: Mapping[Key, _Histories], facts: Mapping[Key, ReplicaFacts]
 ) -> tuple[dict[Key, ReplicaFacts], int | None]:
     """The facts of one cohort, and the number of different models; None: not decidable."""
     by_name: dict[Named, dict[Key, _History]] = defaultdict(dict)
@@ -206,10 +236,10 @@ def _compare(
         return ({key: replace(facts[key], apart=False, odd=False) for key in members}, 1) if same else ({}, None)
     most = max(map(len, differing.sides))
     majority = most > max(1.0, HALF * len(members))
-    gradients = {key: frozenset(_gradients(case, key, differing.named)) for key in members}
+    gradients = {key: histories[differing.named].gradients for key, histories in members.items()}
     found: dict[Key, ReplicaFacts] = {}
     for side in differing.sides:
-        others = frozenset().union(*[gradients[key] for key in members if key not in side])
+        others = _union(gradients[key] for key in members if key not in side)
         for key in side:
             states, drift = differing.apart[key]
             found[key] = replace(
@@ -225,38 +255,25 @@ def _compare(
     return found, len(differing.sides)
 
 
-class _Recent(NamedTuple):
-    """What one parameter of a rank held in the newest looks."""
-
-    looks: int
-    values: frozenset[str]
-    gradients: frozenset[str]
-
-
-def _left_behind(
-    case: Case, seen: Mapping[Key, _Histories], facts: Mapping[Key, ReplicaFacts]
-) -> dict[Key, ReplicaFacts]:
+def _left_behind(seen: Mapping[Key, _Histories], facts: Mapping[Key, ReplicaFacts]) -> dict[Key, ReplicaFacts]:
     """The facts of a cohort with ranks that hold the gradients of its other ranks, and do not apply them any more.
 
     A rank that only uses the model, such as an actor that gets new parameters now and then, has no such gradients.
     """
-    left: dict[Key, tuple[Named, _Recent]] = {}
-    for key, histories in seen.items():
-        for named in histories:
-            own = _recent(case, key, named, _constant_since(case, key, named))
-            if own.looks >= WATCHED_LOOKS and len(own.gradients) >= MIN_LOOKS:
-                left[key] = named, own
-                break
+    standing = {key: named for key, histories in seen.items() if (named := _standing(histories)) is not None}
+    moving = [histories for key, histories in seen.items() if key not in standing]
     found: dict[Key, ReplicaFacts] = {}
-    for key, (named, own) in left.items():
-        since_s = _constant_since(case, key, named)
-        peers = [_recent(case, peer, named, since_s) for peer in seen if peer not in left]
-        states = min((len(peer.values) for peer in peers), default=0)
-        shared = own.gradients.intersection(*[peer.gradients for peer in peers])
+    for key, named in standing.items():
+        own = seen[key][named].unchanged()
+        peers = [histories[named].since(own[0].at_s) if named in histories else [] for histories in moving]
+        states = min((len(_union(look.values for look in looks)) for looks in peers), default=0)
+        shared = _union(look.gradients for look in own).intersection(
+            *[_union(look.gradients for look in looks) for looks in peers]
+        )
         if states >= WATCHED_LOOKS and len(shared) >= MIN_LOOKS:
             found[key] = replace(
                 facts[key], apart=True, odd=True, partly=False, averaged=True, parameter=named.name, states=states,
-                drift=0, stood=own.looks,
+                drift=0, stood=len(own),
             )  # fmt: skip
     if not found:
         return {}
@@ -264,29 +281,17 @@ def _left_behind(
     return found | {key: replace(facts[key], apart=True, odd=False, states=states) for key in seen if key not in found}
 
 
-def _looks_of(case: Case, key: Key, named: Named) -> Iterator[tuple[float, Parameter]]:
-    for shot, rank in case.rounds(key):
-        record = rank.records.get("parameters")
-        if isinstance(record, Parameters):
-            same = (one for one in record.parameters if (one.name, one.shape, one.dtype) == named)
-            yield from ((shot.at_s, one) for one in same if one.trainable and one.values)
+def _standing(histories: _Histories) -> Named | None:
+    """A parameter that keeps its value while its gradients change."""
+    for named, history in histories.items():
+        looks = history.unchanged()
+        if len(looks) >= WATCHED_LOOKS and len(_union(look.gradients for look in looks)) >= MIN_LOOKS:
+            return named
+    return None
 
 
-def _constant_since(case: Case, key: Key, named: Named) -> float:
-    """The look since which the parameter holds its newest value."""
-    since_s, last = 0.0, None
-    for at_s, one in _looks_of(case, key, named):
-        digests = {value.digest for value in one.values}
-        if digests != {last}:
-            since_s, last = at_s, one.values[-1].digest
-    return since_s
-
-
-def _recent(case: Case, key: Key, named: Named, since_s: float) -> _Recent:
-    looks = [one for at_s, one in _looks_of(case, key, named) if at_s >= since_s]
-    values = frozenset(value.digest for one in looks for value in one.values if value.digest)
-    gradients = frozenset(found for one in looks for found in (one.gradient, *one.gradients) if found)
-    return _Recent(len(looks), values, gradients)
+def _union(digests: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset().union(*digests)
 
 
 def _comparison(named: Named, held: Mapping[Key, _History]) -> _Comparison:
@@ -331,13 +336,6 @@ def _difference(own: _History, other: _History) -> tuple[int, int]:
     usual = Counter(settled.values()).most_common(1)
     drift = max(ahead.values()) - min(ahead.values()) if len(ahead) >= WATCHED_LOOKS else 0
     return max(equal, usual[0][1] if usual else 0), drift
-
-
-def _gradients(case: Case, key: Key, named: Named) -> Iterator[str]:
-    for record in case.distinct(key, "parameters"):
-        if isinstance(record, Parameters):
-            same = [one for one in record.parameters if one.name == named.name]
-            yield from (found for one in same for found in (one.gradient, *one.gradients) if found)
 
 
 ANALYSIS = ReplicaAnalysis()

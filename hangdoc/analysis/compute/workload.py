@@ -19,7 +19,7 @@ from hangdoc.evidence import Variable
 
 MODEL, TORCH = "/torch/nn/modules/", "/torch/"
 
-_Loops = Sequence[tuple[str, int]]  # function and line, outermost first
+_Loops = Sequence[tuple[str, int]]  # file and line, outermost first
 Name = tuple[str, str, str]  # function, variable, unit (" rows", " items" or "")
 
 
@@ -94,8 +94,8 @@ def in_each_step(case: Case, key: Key) -> bool:
 
     A number in its frames, such as the step or the index of the batch, grows from one such look to the next. Work in
     every Nth step, or after each epoch of N steps, is seen at values that differ by multiples of N. The number of an
-    epoch may grow by one, too: it counts a loop around the one in which the ranks meet. Where several looks find one
-    value, that loop must be in view: a trainer's own loop may be inside.
+    epoch may grow by one, too: it counts a loop around the one in which the ranks meet. Where several looks find the
+    same value, the user's code must hold all loops: a loop inside the library of a trainer would not be seen.
     """
     seen: dict[tuple[str, str], list[float]] = defaultdict(list)
     steps: set[tuple[str, str]] = set()  # those of them that count a loop without another one inside
@@ -156,7 +156,7 @@ def _has_loop_inside(loops: _Loops, whole: _Loops, own: Sequence[_Meet], of_peer
 def _counts_by_one(values: Sequence[float], in_view: bool) -> bool:
     """True if the numbers grow, and not by multiples of some other number than 1.
 
-    They grow from almost each look to the next, or, of a loop that is in view as a whole, over several steps.
+    They grow from almost each look to the next or, where all loops are `in_view`, take several values.
     """
     grown = [int(b - a) for a, b in pairwise(values)]
     if min(grown) < 0 or gcd(*grown) != 1:
