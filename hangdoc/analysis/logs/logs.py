@@ -41,11 +41,10 @@ from hangdoc.analysis.logs.first_failure import (
     root_causes,
     unattributed_failure,
 )
-from hangdoc.analysis.logs.hardware_errors import HardwareErrors, hardware_errors
+from hangdoc.analysis.logs.hardware_errors import HardwareErrors, hardware_errors, shares_gpus_by_design
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, job_logs, last, number
 from hangdoc.analysis.logs.lost_peers import lost_connections, lost_peers
 from hangdoc.analysis.logs.rendezvous_errors import RendezvousErrors, rendezvous_errors
-from hangdoc.analysis.logs.shared_gpus import by_design
 from hangdoc.analysis.ranks.host_ranks import on_hosts, ranks_per_host
 from hangdoc.analysis.thresholds import FIRST_CALLS
 from hangdoc.evidence import limits
@@ -212,7 +211,7 @@ class LogsDetector(Detector[LogsFacts, LogsJob]):
             mismatches=list(call_mismatches(logs, groups)),
             hardware=(hardware := hardware_errors(case, logs)),
             beyond=on_hosts(case, hardware.peers),
-            gpus_shared=by_design(logs, ranks_per_host(case)),
+            gpus_shared=shares_gpus_by_design(logs, ranks_per_host(case)),
             ports=on_hosts(case, (Suspect(None, None, host) for host in hardware.port_hosts)),
             rendezvous=rendezvous_errors(logs),
             counts=last_counts(logs),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from hangdoc.evidence.pieces import ProcessRef
+from hangdoc.evidence.placement import short_name
 from hangdoc.postmortem.readers import Source
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
 from hangdoc.postmortem.readers._logs.scan import ScanSummary
@@ -50,10 +51,6 @@ def pci_address(text: str) -> int | None:
     """`PCI:0000:c9:00` or `0000:C9:00.0` as the number that NCCL prints as busId (nccl: src/misc/utils.cc)."""
     found = _PCI.fullmatch(text)
     return int(f"{found[1] or '0'}{found[2]}{found[3]}{found[4] or '0'}", 16) if found else None
-
-
-def _short(host: str) -> str:
-    return host.partition(".")[0].lower() if not host[:1].isdecimal() else host
 
 
 def file_origin(source: Source) -> FileOrigin:
@@ -101,7 +98,7 @@ class OriginResolver:
             self.hosts_of_pid.setdefault(line.pid, set()).add(line.host)
             self.processes[key] = max(size_and_rank, self.processes.get(key, (0, 0)), key=lambda one: one[0])
             if line.host and "bus" in fields and len(self.gpus) < MAX_GPUS:
-                gpu = self.gpus.setdefault((_short(line.host), int(fields["bus"], 16)), {})
+                gpu = self.gpus.setdefault((short_name(line.host), int(fields["bus"], 16)), {})
                 gpu.setdefault(size_and_rank[0], set()).add(size_and_rank[1])
         elif kind == "ray_worker":
             for host in (fields["host"], None):
@@ -182,12 +179,12 @@ class OriginResolver:
     @property
     def _only_host_of_gpus(self) -> str | None:
         """The host of every process that names itself, and of every GPU whose address is known."""
-        known = {host for host, _ in self.gpus} | set(map(_short, self.hosts))
+        known = {host for host, _ in self.gpus} | set(map(short_name, self.hosts))
         return next(iter(known)) if len(known) == 1 else None
 
     def _rank_on(self, host: str, gpu: int) -> int | None:
         """The rank that uses a GPU, by its largest communicator. None: unknown, or more than one."""
-        sizes = self.gpus.get((_short(host), gpu))
+        sizes = self.gpus.get((short_name(host), gpu))
         ranks = sizes[max(sizes)] if sizes else set()
         return next(iter(ranks)) if len(ranks) == 1 else None
 
