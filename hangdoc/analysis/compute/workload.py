@@ -19,7 +19,7 @@ from hangdoc.evidence import Variable
 
 MODEL, TORCH = "/torch/nn/modules/", "/torch/"
 
-_Loops = Sequence[tuple[str, int]]  # file and line, outermost first
+_Loops = tuple[tuple[str, int], ...]  # file and line, outermost first
 Name = tuple[str, str, str]  # function, variable, unit (" rows", " items" or "")
 
 
@@ -101,12 +101,12 @@ def in_each_step(case: Case, key: Key) -> bool:
     steps: set[tuple[str, str]] = set()  # those of them that count a loop without another one inside
     own = [look for look in _waited_for(case, key) if not _is_shared(case, key, look)]
     meets = _meets(case, key)
-    of_peers = [meet for peer in case.ranks if peer != key for meet in _meets(case, peer)]
+    of_peers = case.once("collectives", lambda: sum((_meets(case, rank) for rank in case.ranks), Counter())) - meets
     for look in own:
-        around: list[tuple[str, int]] = []
-        whole = loops_around(look.own)
+        around: _Loops = ()
+        whole = tuple(loops_around(look.own))
         for depth, step in enumerate(look.thread):
-            around += loops_around([step]) if depth in look.path.own else ()
+            around += tuple(loops_around([step])) if depth in look.path.own else ()
             if _has_loop_inside(around, whole, meets, of_peers):
                 continue
             in_view = bool(around) and depth in look.path.own and not any(meet.trainer > depth for meet in of_peers)
@@ -127,30 +127,34 @@ class _Meet:
     trainer: int  # depth of the innermost frame of a library other than torch; -1: none
 
 
-def _meets(case: Case, key: Key) -> list[_Meet]:
-    return case.once(
-        ("collectives", key),
-        lambda: [_meet(look) for look in looks_at(case, key) if look.phase == "collective"],
-    )
+def _meets(case: Case, key: Key) -> Counter[_Meet]:
+    """How often a rank was seen in each."""
+    return Counter(_meet(look.path) for look in looks_at(case, key) if look.phase == "collective")
 
 
-def _meet(look: Look) -> _Meet:
-    depths = [at for at, step in enumerate(look.path.steps) if is_library(step.file) and TORCH not in step.file]
-    return _Meet(loops_around(look.own), max(depths, default=-1))
+@per_path
+def _meet(path: CallPath) -> _Meet:
+    trainers = [at for at, step in enumerate(path.steps) if is_library(step.file) and TORCH not in step.file]
+    return _Meet(tuple(loops_around(path.steps[at] for at in path.own)), max(trainers, default=-1))
 
 
-def _has_loop_inside(loops: _Loops, whole: _Loops, own: Sequence[_Meet], of_peers: Sequence[_Meet]) -> bool:
+def _has_loop_inside(loops: _Loops, whole: _Loops, own: Counter[_Meet], of_peers: Counter[_Meet]) -> bool:
     """True if most collectives of a rank within these loops were in a loop further inside, or several of its peers'.
 
     While a rank works alone, its peers wait for it outside of that loop. `whole`: the loops around its work.
     """
+    if not loops:
+        return False
 
-    def is_deeper(found: _Loops) -> bool:
-        return len(found) > len(loops) and found != whole[: len(found)]
+    def within(meets: Counter[_Meet], deeper: bool) -> int:
+        return sum(
+            count
+            for meet, count in meets.items()
+            if meet.loops[: len(loops)] == loops
+            and not (deeper and (len(meet.loops) == len(loops) or meet.loops == whole[: len(meet.loops)]))
+        )
 
-    within = [meet.loops for meet in own if loops and meet.loops[: len(loops)] == loops]
-    deeper = sum(is_deeper(meet.loops) for meet in of_peers if loops and meet.loops[: len(loops)] == loops)
-    return sum(map(is_deeper, within)) > HALF * len(within) or deeper >= MIN_LOOKS
+    return within(own, True) > HALF * within(own, False) or within(of_peers, True) >= MIN_LOOKS
 
 
 def _counts_by_one(values: Sequence[float], in_view: bool) -> bool:

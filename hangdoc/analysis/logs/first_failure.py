@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, followed
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, followed, is_cut
 from hangdoc.analysis.thresholds import CLOCK_SKEW_S
 from hangdoc.evidence.logs import TEARDOWN, LogEvent
 
@@ -93,7 +93,7 @@ def _first_ends(logs: JobLogs) -> dict[str, int]:
 
 def _is_cut_below(event: LogEvent, ends: Mapping[str, int]) -> bool:
     """True for a traceback without its exception below such a line: most likely that of a wait, or of the signal."""
-    return not event.fields.get("type") and ends.get(event.source, event.line + 1) <= event.line
+    return is_cut(event) and ends.get(event.source, event.line + 1) <= event.line
 
 
 def _failure(case: Case, key: Key, events: Sequence[LogEvent], ends: Mapping[str, int]) -> Failure | None:

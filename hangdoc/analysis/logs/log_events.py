@@ -102,12 +102,17 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d{1,9}", text))
 
 
+def is_cut(event: LogEvent) -> bool:
+    """True for an exception of which only a traceback without its last line, which would name it, was copied."""
+    return not event.fields.get("type")
+
+
 def caused_by_peer(event: LogEvent) -> bool:
     """True if another rank caused an exception, judging by the first exception in its chain.
 
     Of a traceback that was cut, the place has to do: what a wait for other ranks raises, they mostly caused.
     """
-    if not event.fields.get("type") and not event.fields.get("cause"):
+    if is_cut(event) and not event.fields.get("cause"):
         return bool(
             _WAIT_SITE.search(event.fields.get("site", "")) or _WAIT_LINE.search(event.fields.get("innermost", ""))
         )

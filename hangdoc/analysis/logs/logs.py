@@ -42,7 +42,7 @@ from hangdoc.analysis.logs.first_failure import (
     unattributed_failure,
 )
 from hangdoc.analysis.logs.hardware_errors import HardwareErrors, hardware_errors, shares_gpus_by_design
-from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, job_logs, last, number
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, is_cut, job_logs, last, number
 from hangdoc.analysis.logs.lost_peers import lost_connections, lost_peers
 from hangdoc.analysis.logs.rendezvous_errors import RendezvousErrors, rendezvous_errors
 from hangdoc.analysis.ranks.host_ranks import on_hosts, ranks_per_host
@@ -308,7 +308,7 @@ def _facts(case: Case, key: Key, job: _Findings, failure: Failure | None) -> Log
         gradless=_gradless(events),
         error=own.text if own else None,
         error_kind=error_kind(own),
-        error_cut=own is not None and not own.fields.get("type"),
+        error_cut=own is not None and is_cut(own),
         error_site=own.fields.get("site") if own else None,
         error_line=f"{own.source}:{own.line}" if own else None,
         first=failure.first if own and failure else None,
@@ -394,7 +394,7 @@ def _job_facts(job: _Findings, errors: Mapping[Key, LogEvent]) -> LogsJob:
         raised=raised.text if raised else None,
         nic_shared=hardware.nic_shared,
         raised_uncaught=bool(raised and "uncaught" in raised.fields),
-        raised_cut=raised is not None and not raised.fields.get("type"),
+        raised_cut=raised is not None and is_cut(raised),
         raised_kind=error_kind(raised),
         raised_site=raised.fields.get("site") if raised else None,
         raised_line=f"{raised.source}:{raised.line}" if raised else None,

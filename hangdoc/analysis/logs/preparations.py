@@ -10,12 +10,12 @@ import re
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
-from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, job_logs, number
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, is_cut, job_logs, number
 from hangdoc.evidence.logs import LogEvent
 
 KIND, AWAITED = "preparing", "id_awaited"
 MAX_PERCENT = 100
-OF_A_WAIT = re.compile(r"(?:[\w.]{1,200}\.)?Dist(?:Store|Backend|Network)Error|")  # or a traceback that was cut in one
+OF_A_WAIT = re.compile(r"(?:[\w.]{1,200}\.)?Dist(?:Store|Backend|Network)Error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def _in_the_wait(logs: JobLogs) -> set[Key]:
     """Ranks whose main thread waited for another one: it cannot draw a bar meanwhile."""
     found = {key for key, _ in logs.of_ranks("store_timeout")}
     raised = ((key, event) for key, event in logs.of_ranks("exception") if caused_by_peer(event))
-    return found | {key for key, event in raised if OF_A_WAIT.fullmatch(event.fields.get("type", ""))}
+    return found | {key for key, event in raised if is_cut(event) or OF_A_WAIT.fullmatch(event.fields["type"])}
 
 
 def _unfinished(logs: JobLogs) -> tuple[Key | None, LogEvent] | None:
