@@ -313,6 +313,7 @@ SLOWER_RUN = Threshold(1.5, "times slower", "chosen: paths across more switches,
 RATE_COLLAPSE = Threshold(
     3.0, "times the rate with larger messages", "chosen: another algorithm or protocol of NCCL costs less"
 )
+SOCKET_RATE = Threshold(1.5, "GB/s", "10 Gb/s Ethernet carries 1.25; GPUs of one host exchange ten times that")
 ONE_CORE = Threshold(2, "CPUs", "a core has two hardware threads at most; launchers bind a process to one core")
 MOST_CORES_UNUSED = Threshold(4, "times the CPUs that all processes may use", "chosen: who binds sockets uses half")
 FEW_CORES = Threshold(0.34, "times the cores of other processes", "chosen: no launcher splits a host so unevenly")

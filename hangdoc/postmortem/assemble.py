@@ -106,6 +106,7 @@ def _recorded_targets(taken: Sequence[Snapshot]) -> dict[int, Target]:
 
 
 def _run_snapshots(pieces: Sequence[Piece], run: int | None, known: Mapping[int, Target]) -> list[Snapshot]:
+    pieces = _on_whole_hosts(pieces)
     job, launcher = (next((v for p in pieces if (v := getattr(p, name))), None) for name in ("job", "launcher"))
     size = max((piece.world_size for piece in pieces if piece.world_size), default=None)
     name = (job or "none") + (f" (restart {run})" if run is not None else "")
@@ -130,6 +131,24 @@ def _run_snapshots(pieces: Sequence[Piece], run: int | None, known: Mapping[int,
         hosts[host or UNKNOWN_HOST] = []
     hosts = hosts or {UNKNOWN_HOST: []}
     return [shot for host, own in hosts.items() for shot in _host_snapshots(host, own, host_pieces)]
+
+
+def _on_whole_hosts(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """The pieces with one name for each host: `worker-1` is the only `train-worker-1`, as a person calls it for short."""
+    hosts = {piece.process.host for piece in pieces if piece.process.host}
+    whole: dict[str, str] = {}
+    for short in hosts:
+        longer = [host for host in hosts if host.endswith(f"-{short}")]
+        if len(longer) == 1 and any(map(str.isdigit, short)) and any(map(str.isalpha, short)):
+            whole[short] = longer[0]
+    if not whole:
+        return pieces
+    return [
+        replace(piece, process=replace(piece.process, host=whole[host]))
+        if (host := piece.process.host) in whole
+        else piece
+        for piece in pieces
+    ]
 
 
 def _by_process(pieces: Sequence[Piece]) -> list[_ProcessEvidence]:

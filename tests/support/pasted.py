@@ -40,6 +40,7 @@ GROUPS = (
     "fifteenth",
     "sixteenth",
     "seventeenth",
+    "eighteenth",
 )
 CLASSES = (
     "collective_wait",

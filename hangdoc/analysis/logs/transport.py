@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.logs.common_peer import NOT_BETWEEN_HOSTS, common_peer, peer_of
-from hangdoc.analysis.logs.log_events import JobLogs, job_logs, known_host
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, job_logs, known_host
 from hangdoc.analysis.ranks.host_ranks import on_hosts
-from hangdoc.analysis.thresholds import COMPARABLE_RANKS, REPORTERS
+from hangdoc.analysis.thresholds import COMPARABLE_RANKS, REPORTERS, SOCKET_RATE
 from hangdoc.evidence.logs import LogEvent
 
 MAX_SUSPECTS = 16
@@ -29,6 +29,9 @@ class TransportJob:
     fallback: str | None = None  # what differs: "network Socket on gn3, IB on gn1, gn2, gn4"
     odd: tuple[Suspect, ...] = ()  # the hosts with the fallback
     clear: bool = False  # most of three or more hosts have the better choice
+    sockets: str | None = None  # NCCL found no adapter and uses sockets everywhere, which is slow or was not wanted
+    named: str | None = None  # with `sockets`: the adapters that NCCL was told to use
+    slow: str | None = None  # with `sockets`: a test or an interface that is slow
     failed: str | None = None  # first line about a failed connection or transfer
     count: int = 0  # such lines
     hosts: int = 0  # hosts that report one; with `peer`, those that name it
@@ -47,10 +50,16 @@ class TransportDetector(Detector[object, TransportJob]):
         reporters = {writer for host, event in failed if (writer := event.fields.get("local") or host)}
         peer, naming = common_peer(failed)
         text, odd, clear = _fallback(logs)
+        sockets = _sockets(logs)
+        named = next((event.fields["adapters"] for event in logs.all("adapters_named")), None)
+        slow = _slow(logs)
         return {}, TransportJob(
             fallback=text,
             odd=on_hosts(case, odd),
             clear=clear,
+            sockets=sockets if named or slow else None,
+            named=named if sockets else None,
+            slow=slow if sockets else None,
             failed=failed[0][1].text if failed else None,
             count=len(failed),
             hosts=naming or len(reporters),
@@ -95,6 +104,23 @@ def _fallback(logs: JobLogs) -> tuple[str | None, tuple[Suspect, ...], bool]:
         clear = len(choices) >= COMPARABLE_RANKS and len(odd) < len(others)
         return text[:300], tuple(Suspect(None, None, host) for host in odd)[:MAX_SUSPECTS], clear
     return None, (), False
+
+
+def _sockets(logs: JobLogs) -> str | None:
+    """The line about a missing adapter, if all hosts that say what NCCL uses there say sockets, and nothing timed out."""
+    missing = next(logs.all("no_adapter"), None)
+    networks = _choices(logs).get("network", {})
+    if missing is None or not networks or set(networks.values()) != {"Socket"} or any(logs.all(*TIMEOUTS)):
+        return None
+    return missing.text
+
+
+def _slow(logs: JobLogs) -> str | None:
+    """The largest rate of a bandwidth test, if it is that of slow Ethernet; or the speed of an interface."""
+    rates = [float(one.partition("=")[2]) for event in logs.all("bandwidth") for one in event.fields["rates"].split()]
+    if rates and max(rates) <= SOCKET_RATE:
+        return f"at most {max(rates):.3g} GB/s in a bandwidth test"
+    return next((event.text.strip() for event in logs.all("slow_interface")), None)
 
 
 def _choices(logs: JobLogs) -> Mapping[str, Mapping[str, str]]:

@@ -91,7 +91,8 @@ _LEAD = re.compile(  # a heading may be a sentence; then it begins with the proc
 )
 # A list of ranks and PIDs in one line: `rank -> pid: 0=90117 1=90118`, `pids 4412 (rank 0), 4413 (rank 1)`.
 _LISTED = re.compile(
-    r"(?<![\d.:])(\d{1,9}) ?(?:[=:]|-+>|=>|\(rank|\(pid|is rank|is pid|RANK=) ?(\d{1,9})(?![\d.:])", re.IGNORECASE
+    r"(?<![\d.:])(\d{1,9}) ?(?:[=:]|-+>|=>|\(rank|\(pid|is rank|is pid|(?:has |is )?RANK=) ?(\d{1,9})(?![\d.:])",
+    re.IGNORECASE,
 )
 
 # A line that a loop over PIDs printed: `71822 RANK=2`, `71822: rank 2`.
@@ -107,9 +108,11 @@ _PID_OPTION = re.compile(r"(?:^|\s)(?:-p|--pid)[ =]?(\d{1,9})(?=\s|$)")  # of py
 _CHILDREN_OF = re.compile(r"\b(?:pgrep\b.{0,40}? -P|ps\b.{0,40}? --ppid)[ =]?(\d{1,9})\b")  # of a process
 _CHILD = re.compile(r"\s{0,8}(\d{1,9})(?:\s.*)?")
 _VALUES = re.compile(r"(\s{1,40})(?:Arguments|Locals):\s*")  # of py-spy, below a frame: no headings are among them
-_RANK_AND_PID = re.compile(r"\branks?\b.*\bpids?\b|\bpids?\b.*\branks?\b", re.IGNORECASE)
+_RANK_AND_PID = re.compile(
+    r"\branks?\b.*\bpids?\b|\bpids?\b.*\branks?\b|\d (?:has |is )?RANK=\d.*\d (?:has |is )?RANK=\d", re.IGNORECASE
+)
 _SAME = re.compile(
-    r"\b(?:(?:same (?:\w{1,12} )?as|identical to|just like|as on|like) (?:on )?rank[ _-]?|(?:same as|identical to) )"
+    r"\b(?:(?:same (?:\w{1,12} )?as|identical to|just like|as on|like) (?:on )?rank[ _=-]?|(?:same as|identical to) )"
     r"(\d{1,6})\b(?!\.\d)",
     re.IGNORECASE,
 )
@@ -171,6 +174,7 @@ class OwnerHints:
     _spoke: int | None = None  # the rank that calls itself so in the line above
     _before: tuple[str, str] = ("", "")
     _since: int = 0  # lines since a heading named a rank
+    _variable: int | None = None  # this many of them at the last value of RANK that a command printed
 
     def take(self, pid: int | None = None) -> ProcessRef:
         """The process of the dump that begins here; consumes its rank and PID."""
@@ -186,7 +190,7 @@ class OwnerHints:
         elif rank is None and self.fixed.local is not None:
             process = replace(process, local=self.fixed.local, node=self.fixed.node)
         self._taken = rank
-        self.rank = self.pid = self.local = self._spoke = self._row = None
+        self.rank = self.pid = self.local = self._spoke = self._row = self._variable = None
         self.updated = False
         return process
 
@@ -232,6 +236,8 @@ class OwnerHints:
         if self._environ is not None and (own := _OF_ENVIRON.fullmatch(text)):
             if self._environ >= 0:
                 self._list(self._environ, int(own[1]))
+            else:
+                self._observe_variable(int(own[1]))
             return
         spoke = _SPOKE.match(text)
         self._spoke = int(spoke[1]) if spoke else None
@@ -291,6 +297,14 @@ class OwnerHints:
         if rank is not None or pid:
             announced = self.rank if self.updated and rank is None else rank  # by a heading above the command
             self.rank, self.pid, self.updated = announced, int(pid[1]) if pid else None, True
+
+    def _observe_variable(self, rank: int) -> None:
+        """RANK as a command prints it for each of several processes: in front of a dump, unless only a list of it."""
+        if self._variable == self._since - 1:
+            self.rank, self.updated = None, False
+        else:
+            self._announce((rank,))
+        self._variable = self._since
 
     def _observe_next(self, text: str) -> bool:
         """True for a heading that names a rank and those with the same stack, or the next rank of several."""

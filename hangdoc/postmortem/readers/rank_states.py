@@ -29,6 +29,9 @@ _LINE = re.compile(
     r"[\s>|*\-]{0,8}\[?(?:(?:global[ _-]?)?rank|RANK|Rank|worker|proc|r)[ _#=:-]{0,2}(?P<rank>\d{1,6})\]?[ ]?"
     r"(?:\([^()]{1,60}\))?[ ]?(?:[:|>=-]{1,2}|\t| )\s{0,12}(?P<state>[A-Za-z(\"'<\[][^\n]{1,399}[^\n:])"
 )
+_FIGURES = re.compile(
+    r"(?:[A-Za-z][^\s=:]{0,40}[\s=:]{1,8}\d{1,12}(?:\.\d{1,9})? ?(?:m?s|%)?[\s,;|]{0,8}){2,32}"
+)  # of a table
 _LOGGED = re.compile(r"NCCL|ProcessGroup|Traceback|\w(?:Error|Exception)\b|\d\d:\d\d:\d\d[.,]\d{3}")
 
 
@@ -56,6 +59,8 @@ class RankStateReader:
         lists, current = [_List()], _List()
         for number, text in enumerate(text_lines(source, context), 1):
             found = None if _LOGGED.search(text[:400]) else _LINE.fullmatch(text[:500])
+            if found and "." in found["state"] and _FIGURES.fullmatch(found["state"]):
+                found = None
             rank = int(found["rank"]) if found else None
             if found is None or rank is None or rank in current.states or len(current.states) >= MAX_RANKS:
                 lists.append(current)

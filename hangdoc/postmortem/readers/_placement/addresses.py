@@ -61,7 +61,8 @@ _OWN = re.compile(  # an address of the host that prints it
     rf"\binet6? (?:addr:)?(?P<ip>{_IPV4})\b|\blink/(?:ether|infiniband) (?P<mac>{_MAC})|\bether (?P<ether>{_MAC})"
     rf"|(?<!SM )\b(?:Base lid|lid|base_lid|port_lid): {{1,20}}(?P<lid>\d{{1,5}})\b"
     rf"|\b(?:Node|Port|CA|node_|port_)[ _]?GUID: {{1,20}}(?P<guid>{_GUID})"
-    rf"|\bBootstrap ?: Using \S{{1,20}}:(?P<used>{_IPV4})<",
+    rf"|\b(?:Bootstrap|NET/Socket) ?: Using \S{{1,20}}:(?P<used>{_IPV4})<|\blocalGid (?P<gid>{_IPV4})\b"
+    rf"|\bOOB \S{{1,20}}:(?P<oob>{_IPV4})<",
     re.IGNORECASE,
 )
 _ASKED = re.compile(r"\bhostname (?:-[Ii]|--(?:all-)?ip-addresse?s?)\s*$")
