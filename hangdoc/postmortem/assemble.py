@@ -134,7 +134,7 @@ def _run_snapshots(pieces: Sequence[Piece], run: int | None, known: Mapping[int,
 
 
 def _on_whole_hosts(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """The pieces with one name for each host: `worker-1` is the only `train-worker-1`, as a person calls it for short."""
+    """The pieces with one name for each host: a person calls `train-worker-1` `worker-1`, if there is no other one."""
     hosts = {piece.process.host for piece in pieces if piece.process.host}
     whole: dict[str, str] = {}
     for short in hosts:

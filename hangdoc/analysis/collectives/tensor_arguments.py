@@ -22,7 +22,9 @@ WORD = re.compile(r"\w+")
 # Looks at one call before the tensors of running ranks are compared: a tensor is read after its stack, and by then the
 # rank may have moved on, with another tensor in the same variable.
 
-Call = tuple[str, str, str]  # site in user code, c10d function, "file:line"
+# Site in user code, c10d function, "file:line", lines of the libraries in between: broadcast_object_list calls
+# broadcast twice, first with the sizes.
+Call = tuple[str, str, str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +160,22 @@ def _argument(frames: Sequence[Frame]) -> tuple[Call, Tensor] | None:
         if frame.file.endswith("torch/distributed/distributed_c10d.py"):
             by_name = {v.name: v.tensor for v in frame.variables or () if v.tensor is not None}
             tensor = next((by_name[name] for name in ARGUMENTS if name in by_name), None)
-            own = next((f for f in frames[i + 1 :] if not f.native and not is_library(f.file)), None)
-            return None if tensor is None or own is None else (_call(own, frame.function, own.line), tensor)
+            python = [f for f in frames[i + 1 :] if not f.native]
+            depth = next((at for at, f in enumerate(python) if not is_library(f.file)), None)
+            if tensor is None or depth is None:
+                return None
+            own, between = python[depth], tuple(f.line or 0 for f in python[:depth])
+            return _call(own, frame.function, own.line, between), tensor
     return None
 
 
-def _call(own: Frame, op: str, line: int | None) -> Call:
-    return _named(own.function, own.file, own.short or own.file, op, line)
+def _call(own: Frame, op: str, line: int | None, between: tuple[int, ...] = ()) -> Call:
+    return _named(own.function, own.file, own.short or own.file, op, line, between)
 
 
 @lru_cache(maxsize=1024)  # many ranks call from the same line
-def _named(function: str, file: str, short: str, op: str, line: int | None) -> Call:
-    return f"{function} ({short.rsplit('/', 1)[-1]}:{line})", op, f"{file}:{line}"
+def _named(function: str, file: str, short: str, op: str, line: int | None, between: tuple[int, ...]) -> Call:
+    return f"{function} ({short.rsplit('/', 1)[-1]}:{line})", op, f"{file}:{line}", between
 
 
 def _without_iterated(
@@ -180,7 +186,7 @@ def _without_iterated(
         return handed
     known: dict[Hashable, bool] = case.once("iterated", dict)
     identity = tuple(map(id, sources))
-    for _, _, at in {call for call, _ in handed}:
+    for at in {call[2] for call, _ in handed}:
         if (at, identity) not in known:
             known[at, identity] = _is_iterated(at, sources)
     return [(call, tensor) for call, tensor in handed if not known[call[2], identity]]

@@ -107,7 +107,7 @@ def _fallback(logs: JobLogs) -> tuple[str | None, tuple[Suspect, ...], bool]:
 
 
 def _sockets(logs: JobLogs) -> str | None:
-    """The line about a missing adapter, if all hosts that say what NCCL uses there say sockets, and nothing timed out."""
+    """The line about a missing adapter, if all hosts that say what NCCL uses say sockets, and nothing timed out."""
     missing = next(logs.all("no_adapter"), None)
     networks = _choices(logs).get("network", {})
     if missing is None or not networks or set(networks.values()) != {"Socket"} or any(logs.all(*TIMEOUTS)):
