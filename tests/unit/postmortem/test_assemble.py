@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hangdoc.evidence import End, Snapshot, Stack, Stacks
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
@@ -94,6 +96,20 @@ def test_records_of_a_host_and_of_the_job() -> None:
     )
     told = {shot.host: [said.text for said in shot.records["logs"].said] for shot in shots}
     assert told == {"a": ["oom", "root cause"], "b": ["xid", "root cause"]}
+
+
+@pytest.mark.parametrize(
+    ("named", "hosts"),
+    [
+        (["asr-worker-1", "worker-1"], {"asr-worker-1"}),
+        (["asr-worker-1", "tts-worker-1", "worker-1"], {"asr-worker-1", "tts-worker-1", "worker-1"}),  # either one
+        (["asr-worker-1", "worker-2"], {"asr-worker-1", "worker-2"}),
+        (["rack-7", "7"], {"rack-7", "7"}),  # a number is no name
+    ],
+)
+def test_a_host_called_by_its_ending_is_the_only_one_with_it(named: list[str], hosts: set[str]) -> None:
+    shots = snapshots([Piece(ProcessRef(host=host), "logs", log("full")) for host in named])
+    assert {shot.host for shot in shots} == hosts
 
 
 def test_pieces_join_the_ranks_of_a_recording() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.synthetic_evidence import At, Stage, in_c10d, tensor
+from tests.support.synthetic_evidence import C10D, At, Stage, in_c10d, tensor
 
 SCRIPT = """\
 def train(model, x):
@@ -53,6 +53,18 @@ def test_a_single_tensor_is_not_compared(stage: Stage) -> None:
 def test_nothing_is_compared_while_a_rank_waits_in_another_call(stage: Stage) -> None:
     elsewhere = in_c10d("barrier", ("train", 3))
     assert not stage.facts([elsewhere, reduce(8), reduce(7)]).job.tensors.standing
+
+
+def test_calls_of_one_line_of_the_script_are_told_apart(stage: Stage) -> None:
+    """broadcast_object_list sends the sizes and then the objects: a rank that waits may be one call behind."""
+
+    def sends(through: str, size: int) -> At:
+        inner = [("broadcast", C10D), *((name, C10D) for name in through.split())]
+        return At([("train", 4)], inner, {"broadcast": [tensor("tensor", size)]})
+
+    one, other = "broadcast_object_list", "_send_sizes broadcast_object_list"
+    assert stage.facts([sends(one, 1), sends(one, 290)]).job.tensors.mismatch
+    assert stage.facts([sends(other, 1), sends(one, 290)]).job.tensors.mismatch is None
 
 
 def averaging(size: int) -> At:
