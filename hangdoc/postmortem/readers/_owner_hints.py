@@ -91,7 +91,7 @@ _LEAD = re.compile(  # a heading may be a sentence; then it begins with the proc
 )
 # A list of ranks and PIDs in one line: `rank -> pid: 0=90117 1=90118`, `pids 4412 (rank 0), 4413 (rank 1)`.
 _LISTED = re.compile(
-    r"(?<![\d.:])(\d{1,9}) ?(?:[=:]|-+>|=>|\(rank|\(pid|is rank|is pid|(?:has |is )?RANK=) ?(\d{1,9})(?![\d.:])",
+    r"(?<![\d.:])(\d{1,9}) ?(?:[=:]|-+>|=>|\(rank|\(pid|is rank|is pid|(?:has |is )?RANK=) ?(\d{1,9})(?![\d:]|\.\d)",
     re.IGNORECASE,
 )
 
