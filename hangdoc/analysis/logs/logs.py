@@ -167,6 +167,7 @@ class LogsJob:
     lacks: str | None = None  # interface that is configured but missing
     loopback: str | None = None  # the reason why a rank advertises a loopback address
     loopback_by: tuple[Suspect, ...] = ()  # that rank, if nothing else is known of it
+    loopback_on: tuple[Suspect, ...] = ()  # its host, as the text states whose name leads to that address
     unreached: str | None = None  # rendezvous address that could not be reached
     unresolved: bool = False  # only because its name was unknown, at least for a time
     unmeshed: str | None = None  # log line: a rank could not connect to its peers (gloo)
@@ -427,6 +428,7 @@ def _job_facts(job: _Findings, errors: Mapping[Key, LogEvent]) -> LogsJob:
         cut_off=any(True for _ in logs.all(*TIMEOUTS, "connect_failed", "clients_missing", "unreachable")),
         beyond=job.beyond,
         loopback_by=(Suspect(rendezvous.on_loopback),) if rendezvous.on_loopback is not None else (),
+        loopback_on=(Suspect(None, None, rendezvous.loopback_host),) if rendezvous.loopback_host else (),
         taken_on=(Suspect(None, None, rendezvous.taken_on),) if rendezvous.taken_on else (),
         ports=job.ports,
         gpus=tuple(Suspect(None, None, host) for host in hardware.gpu_hosts),

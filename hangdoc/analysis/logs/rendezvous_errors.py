@@ -32,6 +32,7 @@ class RendezvousErrors:
     endpoint: str | None = None  # address and port of the rendezvous
     unresolved: bool = False  # only a name that could not be resolved shows it, and that may have changed
     on_loopback: int | None = None  # a rank without any evidence that advertises a loopback address
+    loopback_host: str | None = None  # the only host whose name leads to that address, as the text states it
     taken_on: str | None = None  # host on which a port was in use
     unattributed: RendezvousFields = field(default_factory=lambda: RendezvousFields())  # errors of no known rank
     of_rank: dict[Key, RendezvousFields] = field(default_factory=dict)
@@ -111,6 +112,7 @@ def _add_loopback_peer(found: RendezvousErrors, logs: JobLogs, event: LogEvent) 
     address, rank = event.fields.get("address", ""), number(event, "from_rank")
     if not address.startswith("127."):
         return
+    found.loopback_host = found.loopback_host or event.fields.get("peer_host")
     why = f"it advertises {address}, which on every host is that host itself"
     other = 1 - rank if rank in (0, 1) and number(event, "size") == 2 else None
     peer = logs.keys.get(other) if other is not None else None
