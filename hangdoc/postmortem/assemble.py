@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -135,12 +136,16 @@ def _run_snapshots(pieces: Sequence[Piece], run: int | None, known: Mapping[int,
 
 def _on_whole_hosts(pieces: Sequence[Piece]) -> Sequence[Piece]:
     """The pieces with one name for each host: a person calls `train-worker-1` `worker-1`, if there is no other one."""
-    hosts = {piece.process.host for piece in pieces if piece.process.host}
-    whole: dict[str, str] = {}
-    for short in hosts:
-        longer = [host for host in hosts if host.endswith(f"-{short}")]
-        if len(longer) == 1 and any(map(str.isdigit, short)) and any(map(str.isalpha, short)):
-            whole[short] = longer[0]
+    hosts = {host for piece in pieces if (host := piece.process.host)}
+    longer: dict[str, list[str]] = defaultdict(list)  # an ending behind a hyphen -> the hosts with it
+    for host in hosts:
+        for dash in re.finditer("-", host):
+            longer[host[dash.end() :]].append(host)
+    whole = {
+        short: longer[short][0]
+        for short in hosts & longer.keys()
+        if len(longer[short]) == 1 and any(map(str.isdigit, short)) and any(map(str.isalpha, short))
+    }
     if not whole:
         return pieces
     return [

@@ -29,7 +29,7 @@ _LINE = re.compile(
     r"[\s>|*\-]{0,8}\[?(?:(?:global[ _-]?)?rank|RANK|Rank|worker|proc|r)[ _#=:-]{0,2}(?P<rank>\d{1,6})\]?[ ]?"
     r"(?:\([^()]{1,60}\))?[ ]?(?:[:|>=-]{1,2}|\t| )\s{0,12}(?P<state>[A-Za-z(\"'<\[][^\n]{1,399}[^\n:])"
 )
-_FIGURES = re.compile(  # of a table
+_FIGURES = re.compile(  # a row of a table, and no state: `fwd 51.2 allreduce 152.0`
     r"(?:[A-Za-z][^\s=:]{0,40}[\s=:]{1,8}\d{1,12}(?:\.\d{1,9})? ?(?:m?s|%)?[\s,;|]{0,8}){2,32}"
 )
 _LOGGED = re.compile(r"NCCL|ProcessGroup|Traceback|\w(?:Error|Exception)\b|\d\d:\d\d:\d\d[.,]\d{3}")
