@@ -204,7 +204,7 @@ def _status(facts: Facts, findings: Sequence[Finding]) -> str:
     if facts.job.exit.well:
         return "healthy"
     unsettled = not stall.settled or stall.hidden or facts.job.startup.unnamed or not stall.progressed
-    if unsettled or _gone(facts) or _no_ranks(facts) or _absent(facts):
+    if unsettled or _gone(facts) or _no_ranks(facts) or _absent(facts) or _undecided(facts):
         return "unknown"
     return "healthy"
 
@@ -290,7 +290,7 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
         if facts.job.logs.read and not facts.job.stall.waiting:
             return _logs_note(facts)
         none = "no process group yet: not a training rank, or a rank that is still starting" if _no_ranks(facts) else ""
-        return _exit_note(facts) or none or _absent_note(facts) or _unproved_note(facts)
+        return _exit_note(facts) or none or _absent_note(facts) or _undecided_note(facts) or _unproved_note(facts)
     period = facts.job.progress.period_s
     steps = any(rank.progress.completed or rank.progress.advanced or rank.network.moving for rank in facts.ranks)
     return f"a step every {seconds(period)}" if period is not None and steps else _activities(facts.ranks)
@@ -375,6 +375,20 @@ def _absent_note(facts: Facts) -> str:
     return (
         f"{name_processes(absent)} {'have' if many else 'has'} kept other ranks waiting for {waited}, {doing}{where}; "
         f"hangdoc cannot tell whether {'they' if many else 'it'} will continue"
+    )
+
+
+def _undecided(facts: Facts) -> list[RankFacts]:
+    return [rank for rank in facts.ranks if rank.batch.undecided]
+
+
+def _undecided_note(facts: Facts) -> str:
+    """A difference that may be chance: it was seen in too few looks."""
+    if not (undecided := _undecided(facts)):
+        return ""
+    return (
+        f"{name_processes(undecided)}: batches of another size than on the other ranks, but in too few looks to be "
+        "sure; watch longer"
     )
 
 

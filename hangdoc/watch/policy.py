@@ -20,6 +20,7 @@ ONCE_SOON_S = 4.0  # `--once` may call a job healthy after this long
 ONCE_S = 9.0  # `--once` gives its verdict after this long if nothing stalls
 ONCE_LIMIT_S = 14.0  # `--once` watches longer only where its looks were too few to compare the ranks
 ONCE_BUSY_S = 30.0  # `--once` never watches longer: on a busy host, a look takes seconds
+ONCE_DOUBT_S = 60.0  # except where each look found a difference, and a few more decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,11 @@ class Once:
 
     def accepts(self, judge: Judge, verdict: Verdict, facts: Facts, elapsed_s: float) -> bool:
         """False if a longer watch may show more: patterns take time, and so does what is still undecided."""
-        if has_ended(facts) or elapsed_s >= ONCE_BUSY_S:
+        if has_ended(facts) or elapsed_s >= ONCE_DOUBT_S:
+            return True
+        if is_in_doubt(facts) and verdict.status in ("healthy", "unknown"):
+            return False
+        if elapsed_s >= ONCE_BUSY_S:
             return True
         unexplained = all(finding.confidence == "low" for finding in verdict.findings[:1])
         self.lacking = is_lacking(facts) and unexplained
@@ -144,6 +149,11 @@ def is_paced(facts: Facts) -> bool:
     known = all(rank.pace.late is not None for rank in facts.ranks)
     looks = facts.job.progress.looks  # one more than needed: the first may be left out
     return known or looks > PACE_LOOKS or is_balanced(facts)
+
+
+def is_in_doubt(facts: Facts) -> bool:
+    """True if a rank differed from its peers whenever it was seen, and a few more looks will decide."""
+    return any(rank.batch.undecided for rank in facts.ranks)
 
 
 def is_quiet(facts: Facts) -> bool:

@@ -13,7 +13,7 @@ from hangdoc.evidence.locks import LockFile, Locks
 from hangdoc.recording.recorder import read
 from tests.support.judge import judge, reported
 from tests.support.paths import DATA
-from tests.support.synthetic_evidence import At, Stage, in_backward, in_c10d, number
+from tests.support.synthetic_evidence import At, Stage, in_backward, in_c10d, number, tensor
 
 SCRIPT = """\
 import torch.distributed as dist
@@ -72,6 +72,15 @@ def test_a_wait_for_an_unknown_reason_is_not_healthy(stage: Stage) -> None:
         "no progress seen on rank 0 in 15 s; sockets, io, locks, lockfile of ranks 0-1 not seen; "
         "rank 0: idle wait at serve (job.py:5); rank 1: collective broadcast at serve (job.py:6)"
     )
+
+
+def test_a_difference_in_too_few_looks_is_neither_healthy_nor_a_finding(stage: Stage) -> None:
+    def with_batch(size: int, step: int) -> At:
+        return in_backward(("train", 10), variables={"train": [tensor("batch", size, 16), number("step", step)]})
+
+    verdict = judge().verdict(stage.facts(*[[with_batch(31, n), with_batch(32, n)] for n in range(3)]))
+    assert (verdict.status, verdict.findings) == ("unknown", ())
+    assert verdict.note.startswith("rank 0: batches of another size than on the other ranks, but in too few looks")
 
 
 def test_a_spin_is_no_progress(stage: Stage) -> None:

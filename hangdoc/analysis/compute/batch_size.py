@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hangdoc.analysis import Analysis, Case, Key
-from hangdoc.analysis.ranks.call_path import Step
+from hangdoc.analysis.ranks.call_path import Step, Thread
 from hangdoc.analysis.ranks.progress import Look, distinct, looks_at
 from hangdoc.analysis.thresholds import MIN_LOOKS, USUAL
 
@@ -26,55 +27,79 @@ class BatchSizeFacts:
     size: int | None = None  # first dimension of that variable on this rank
     size_others: int | None = None  # first dimension on most ranks
     agreeing: int = 0  # number of variables whose first dimension differs
+    undecided: bool = False  # its batch size differed whenever it was seen, but in too few looks to tell
 
 
-UNSEEN, SAME = BatchSizeFacts(), BatchSizeFacts(False)
+class _Held(NamedTuple):
+    """What a rank held in a variable."""
+
+    shape: tuple[int, ...]  # in most looks
+    looks: frozenset[int]  # in which the variable was seen
+
+
+UNSEEN, SAME, UNDECIDED = BatchSizeFacts(), BatchSizeFacts(False), BatchSizeFacts(undecided=True)
 
 
 class BatchSizeAnalysis(Analysis[BatchSizeFacts, None]):
     rank_facts = BatchSizeFacts
 
     def derive(self, case: Case) -> tuple[dict[Key, BatchSizeFacts], None]:
-        seen = {key: _usual_shapes(case, key) for key in case.ranks}
-        outliers: dict[Key, list[BatchSizeFacts]] = defaultdict(list)
-        compared: set[Key] = set()
-        for name in {name for sizes in seen.values() for name in sizes}:
-            holders = {key: sizes[name] for key, sizes in seen.items() if name in sizes}
-            if len(holders) < 2 or len(holders) < len(seen):
-                continue
-            compared.update(holders)
+        held = {key: _usual_shapes(case, key) for key in case.ranks}
+        shared = set[Name].intersection(*[set(names) for names in held.values()]) if len(held) > 1 else set()
+        outliers: dict[Name, dict[Key, BatchSizeFacts]] = {}
+        for name in shared:
+            shapes = {key: names[name].shape for key, names in held.items()}
             # On a tie, the larger shape counts as common.
-            common, _ = max(Counter(holders.values()).items(), key=lambda item: (item[1], item[0]))
-            for key, shape in holders.items():
-                if shape[0] != common[0] and shape[1:] == common[1:]:
-                    outliers[key].append(BatchSizeFacts(True, f"{name[1]} in {name[0]}", shape[0], common[0]))
-        return {key: _facts(outliers.get(key, []), key in compared) for key in case.ranks}, None
+            common, _ = max(Counter(shapes.values()).items(), key=lambda item: (item[1], item[0]))
+            outliers[name] = {
+                key: BatchSizeFacts(True, f"{name[1]} in {name[0]}", shape[0], common[0])
+                for key, shape in shapes.items()
+                if shape[0] != common[0] and shape[1:] == common[1:]
+            }
+        differing = {name for name in shared if outliers[name]}
+        settled = {name for name in shared if _seen_enough(held, {name})}
+        decided = differing & settled
+        undecided = differing if not settled else set()
+        if undecided and _seen_enough(held, differing):  # a look shows one batch, whichever of its variables was read
+            decided, undecided = differing, set()
+        return {
+            key: _facts(
+                [outliers[name][key] for name in sorted(decided) if key in outliers[name]],
+                agreeing=sum(key in outliers[name] for name in decided & settled),
+                compared=bool(settled or decided),
+                undecided=any(key in outliers[name] for name in undecided),
+            )
+            for key in case.ranks
+        }, None
 
 
-def _facts(differences: list[BatchSizeFacts], compared: bool) -> BatchSizeFacts:
-    if not differences:
-        return SAME if compared else UNSEEN
-    first = min(differences, key=lambda facts: facts.name or "")
-    return BatchSizeFacts(True, first.name, first.size, first.size_others, len(differences))
+def _seen_enough(held: Mapping[Key, Mapping[Name, _Held]], names: Collection[Name]) -> bool:
+    """True if every rank was seen with one of these variables in enough looks."""
+    return all(len(frozenset().union(*[one[name].looks for name in names])) >= MIN_LOOKS for one in held.values())
 
 
-def _usual_shapes(case: Case, key: Key) -> dict[Name, tuple[int, ...]]:
-    """Shapes that tensors in the user's own frames have in most looks."""
+def _facts(differences: Sequence[BatchSizeFacts], agreeing: int, compared: bool, undecided: bool) -> BatchSizeFacts:
+    if differences:
+        return replace(differences[0], agreeing=max(1, agreeing))
+    return UNDECIDED if undecided else SAME if compared else UNSEEN
+
+
+def _usual_shapes(case: Case, key: Key) -> dict[Name, _Held]:
+    """Tensors in the user's own frames that have one shape in most looks."""
     looks = looks_at(case, key)
-    if len(looks) < MIN_LOOKS:
-        return {}
-    threads = [look.thread for look in looks]
-    shapes: dict[Name, dict[tuple[int, ...], int]] = {}
+    at: dict[Thread, list[int]] = defaultdict(list)
+    for number, look in enumerate(looks):
+        at[look.thread].append(number)
+    shapes: dict[Name, dict[tuple[int, ...], list[int]]] = {}
     for look in distinct(looks):
-        times = threads.count(look.thread)
         for name, shape in _shapes(case, look):
-            seen = shapes.setdefault(name, {})
-            seen[shape] = seen.get(shape, 0) + times
-    return {
-        name: max(seen, key=lambda shape: seen[shape])
-        for name, seen in shapes.items()
-        if max(seen.values()) >= max(MIN_LOOKS, USUAL * sum(seen.values()))
-    }
+            shapes.setdefault(name, {}).setdefault(shape, []).extend(at[look.thread])
+    found: dict[Name, _Held] = {}
+    for name, seen in shapes.items():
+        shape = max(seen, key=lambda shape: len(seen[shape]))
+        if len(seen[shape]) >= USUAL * sum(map(len, seen.values())):
+            found[name] = _Held(shape, frozenset(seen[shape]))
+    return found
 
 
 def _shapes(case: Case, look: Look) -> Iterator[NamedShape]:

@@ -16,6 +16,7 @@ from hangdoc.recording.recorder import read
 from hangdoc.verdict import Finding, Job, Verdict
 from hangdoc.watch.policy import (
     ONCE_BUSY_S,
+    ONCE_DOUBT_S,
     ONCE_LIMIT_S,
     ONCE_S,
     ONCE_SOON_S,
@@ -42,10 +43,12 @@ def test_inspects_a_slow_link_if_one_end_has_not_read_its_interfaces(blind: int 
     assert needs_inspection(derive(shots, schema())) is (blind is not None)
 
 
-def rank(computes: float, waits: float, apart: bool | None = False, late: bool | None = False) -> Any:
+def rank(
+    computes: float, waits: float, apart: bool | None = False, late: bool | None = False, undecided: bool = False
+) -> Any:
     progress = SimpleNamespace(compute_share=computes, wait_share=waits)
-    pace = SimpleNamespace(late=late)
-    return SimpleNamespace(progress=progress, replicas=SimpleNamespace(apart=apart), pace=pace, alive=True)
+    pace, batch = SimpleNamespace(late=late), SimpleNamespace(undecided=undecided)
+    return SimpleNamespace(progress=progress, replicas=SimpleNamespace(apart=apart), pace=pace, batch=batch, alive=True)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +103,20 @@ def test_no_job_is_healthy_whose_ranks_were_not_compared(
     status: str, ranks: list[Any], looks: float, moving: bool, elapsed_s: float, accepted: bool
 ) -> None:
     assert accepts(status, "", ranks, looks, elapsed_s, moving) is accepted
+
+
+@pytest.mark.parametrize(
+    ("status", "elapsed_s", "accepted"),
+    [
+        ("healthy", ONCE_BUSY_S, False),
+        ("unknown", ONCE_BUSY_S, False),
+        ("unknown", ONCE_DOUBT_S, True),
+        ("slow", ONCE_S, True),  # it has a cause
+    ],
+)
+def test_a_difference_in_too_few_looks_is_looked_at_again(status: str, elapsed_s: float, accepted: bool) -> None:
+    ranks = [rank(0.9, 0.1, undecided=True), rank(0.9, 0.1)]
+    assert accepts(status, "", ranks, PACE_LOOKS, elapsed_s) is accepted
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hangdoc.analysis.compute.batch_size import SAME
 from tests.support.synthetic_evidence import At, Stage, tensor
 
 SCRIPT = """\
@@ -24,8 +25,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return Stage(SCRIPT, tmp_path_factory.mktemp("stage"))
 
 
-def with_batch(size: int) -> At:
-    return At([("train_wrapped", 7)], variables={"train_wrapped": [tensor("x", size, 16)]}, state="R")
+def with_batch(size: int, name: str = "x") -> At:
+    return At([("train_wrapped", 7)], variables={"train_wrapped": [tensor(name, size, 16)]}, state="R")
 
 
 def test_a_batch_that_is_smaller_in_every_look(stage: Stage) -> None:
@@ -37,3 +38,32 @@ def test_a_batch_that_is_smaller_in_every_look(stage: Stage) -> None:
 def test_a_last_batch_is_not_a_smaller_batch(stage: Stage) -> None:
     looks = [[with_batch(32 if i % 4 else 10), with_batch(32)] for i in range(8)]
     assert not any(rank.batch.outlier for rank in stage.facts(*looks).ranks)
+
+
+def test_variables_that_were_each_seen_rarely_agree(stage: Stage) -> None:
+    """On a busy host a look takes seconds, and finds now one variable of the batch and now another."""
+    looks = [[with_batch(31, name), with_batch(32, name)] for name in ("x", "x", "noisy", "noisy")]
+    facts = stage.facts(*looks)
+    assert [rank.batch.outlier for rank in facts.ranks] == [True, False]
+    assert facts.ranks[0].batch.agreeing == 1
+
+
+@pytest.mark.parametrize(
+    ("looks", "undecided"),
+    [
+        ([(31, 32)] * 2, True),
+        ([(31, 32)] * 6, False),  # decided
+        ([(32, 32)] * 2, False),  # equal so far
+        ([(31, 32), (40, 32)], False),  # its size varies
+        ([(32, 32)] * 6 + [(10, 32)], False),
+    ],
+)
+def test_a_difference_in_too_few_looks(stage: Stage, looks: list[tuple[int, int]], undecided: bool) -> None:
+    facts = stage.facts(*[[with_batch(size) for size in sizes] for sizes in looks])
+    assert facts.ranks[0].batch.undecided is undecided
+    assert not facts.ranks[1].batch.undecided
+
+
+def test_a_variable_seen_often_outweighs_one_seen_rarely(stage: Stage) -> None:
+    looks = [[with_batch(32), with_batch(32)]] * 6 + [[with_batch(31, "part"), with_batch(32, "part")]]
+    assert [rank.batch for rank in stage.facts(*looks).ranks] == [SAME, SAME]
