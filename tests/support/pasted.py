@@ -41,6 +41,7 @@ GROUPS = (
     "sixteenth",
     "seventeenth",
     "eighteenth",
+    "nineteenth",
 )
 CLASSES = (
     "collective_wait",

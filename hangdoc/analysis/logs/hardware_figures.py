@@ -93,8 +93,14 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
         for record in records:
             for one in record.values:
                 values[one.kind].append(one)
-        hosts = {one.owner.rpartition("/")[0] for several in values.values() for one in several if one.of == "gpu"}
-        named = _Named(case, numbered_as_ranks(records), len(hosts) > 1, case.job(FiguresJob).slow)
+        gpus: dict[str, set[str]] = defaultdict(set)
+        for several in values.values():
+            for one in several:
+                if one.of == "gpu":
+                    host, _, number = one.owner.rpartition("/")
+                    gpus[host].add(number)
+        of_hosts = {host: frozenset(numbers) for host, numbers in gpus.items()}
+        named = _Named(case, numbered_as_ranks(records), len(gpus) > 1, case.job(FiguresJob).slow, of_hosts)
         slowed, slowed_why = _slowed(values)
         idle, idle_why = _idle(values)
         busy, busy_why = _busy(values)
@@ -131,6 +137,7 @@ class _Named:
     numbered: Numbered
     several_hosts: bool  # have GPUs in the texts: their numbers are local ones
     slow: Sequence[Suspect]  # by their own figures
+    gpus: Mapping[str, frozenset[str]]  # their numbers, by host
 
     def of(self, owners: Sequence[tuple[str, str]]) -> tuple[Suspect, ...]:
         """If as many ranks are slow as GPUs or hosts are slowed, they are the same."""
@@ -154,11 +161,20 @@ class _Named:
         if of == "gpu" and owner in self.numbered.ranks:
             return suspect(of, owner, self.numbered)
         host, _, number = owner.rpartition("/")
+        if of == "gpu" and host and (rank := self._rank_of_gpu(host, number)) is not None:
+            return Suspect(rank, None, host)
         if of == "gpu" and host and (self.several_hosts or not self.numbered.gpus):
             return suspect("host", host, self.numbered) if number == "0" else Suspect(None, None, host)
         if of == "process":
             return Suspect(None, None, host) if host else None
         return suspect(of, number or owner, self.numbered)
+
+    def _rank_of_gpu(self, host: str, number: str) -> int | None:
+        """The rank of a GPU of a host whose ranks and GPUs are all shown, and as many: launchers pair them in order."""
+        ranks = ranks_of_host(self.case, host)
+        gpus = self.gpus.get(host, frozenset())
+        paired = len(ranks) > 1 and gpus == frozenset(map(str, range(len(ranks)))) and number in gpus
+        return sorted(ranks)[int(number)] if paired else None
 
 
 # --- GPUs -----------------------------------------------------------------------------------------

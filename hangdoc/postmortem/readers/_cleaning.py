@@ -202,7 +202,8 @@ _COLUMN = re.compile(
 )
 
 
-_VARIABLE = re.compile(r"\s{0,4}(?:[A-Z_]{0,40}RANK|SLURM_PROCID)=\d{1,6}(?:\s|$)")
+# What stands behind a PID: a variable of its environment that a loop printed, or its state in a table of `ps`.
+_OF_PROCESS = re.compile(r"\s{0,4}(?:(?:[A-Z_]{0,40}RANK|SLURM_PROCID)=\d{1,6}|[RSDTtZXI][<NLsl+]{0,5})(?:\s|$)")
 
 
 def _without_numbers(lines: list[TextLine]) -> list[TextLine]:
@@ -243,10 +244,10 @@ def _are_of_grep(matches: Sequence[re.Match[str]]) -> bool:
 def _are_of_cat(matches: Sequence[re.Match[str]]) -> bool:
     """True if each number follows the one before, from 1 on: rows of tables count from 0.
 
-    PIDs may follow each other as well, in front of the variable of the environment that a loop printed for each.
+    PIDs may follow each other as well.
     """
     numbers = [int(match[1]) for match in matches]
-    if all(_VARIABLE.match(match.string, match.end()) for match in matches):
+    if all(_OF_PROCESS.match(match.string, match.end()) for match in matches):
         return False
     return len(numbers) >= 3 and numbers[0] > 0 and all(b == a + 1 for a, b in pairwise(numbers))
 

@@ -23,7 +23,8 @@ _ALIKE = (
     r"|omitted|elided|truncated|skipped)\b(?: (?:stack|frames|rest|trace|one|thing|here|again|below|from here|down))*"
     r"|(?=(?:as|like) (?:in |on )?(?:the )?(?:global )?rank\b))"
     r"(?: ?(?:as|to|in|on|like) (?:in |on |for )?(?:the )?(?:(?:global )?rank[ _#=:-]{0,2}(?P<rank>\d{1,6})"
-    r"|above|before|previous(?: one)?|first(?: one)?|(?:all |the )?(?:other|others|rest|peers)))?"
+    r"|(?:local[ _]rank|card|gpu|worker|proc(?:ess)?|pid)[ _#=:-]{0,2}\d{1,9}"
+    r"|above|before|previous(?: one)?|first(?: one)?|(?:all |the )?(?:other|others|rest|peers)))?(?:, [^<>()\n]{1,50})?"
 )
 _MARK = re.compile(
     rf"[\s>|]*[\[(<{{*_#/-]{{0,4}}\s?(?:\.{{2,6}}|\u2026)?\s?[\[(<]?\s?(?P<said>{_ALIKE})?\s?[\])>}}]?(?:\.{{2,6}}|\u2026)?"

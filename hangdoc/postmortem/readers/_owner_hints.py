@@ -38,7 +38,7 @@ _OTHER_RANK = re.compile(
     re.IGNORECASE,
 )
 _LOCAL = re.compile(
-    r"(?<![A-Za-z_])(?:gpu|cuda|device|local(?:[ _-]?(?:rank|proc(?:ess)?|id))?|worker|proc)"
+    r"(?<![A-Za-z_])(?:gpu|card|cuda|device|local(?:[ _-]?(?:rank|proc(?:ess)?|id))?|worker|proc)"
     r"[\s:=#_-]{1,3}(\d{1,4})(?![\d.]|:\d)",
     re.IGNORECASE,
 )
@@ -70,18 +70,23 @@ _AND_RANK = re.compile(
 _ACTOR = re.compile(r"\((?:[A-Za-z_]\w{0,60} )?pid=(\d{1,9})(?:, ip=([\w.:-]{1,60}))?\)")
 _COMMENT_OF_COMMAND = re.compile(r"\s#[^#\n]{0,40}$")
 _HOST = re.compile(
-    rf"(?<![A-Za-z_])(?:host(?:name)?|node|pod)(?:\s*[:=]\s*|\s+)({NAME})|(?:\bon\s+|@\s*)({NAME})", re.IGNORECASE
+    rf"(?<![A-Za-z_])(?:host(?:name)?|node|pod)(?:\s*[:=]\s*|\s+)({NAME})|(?:\bon\s+|@\s*)({NAME})"
+    r"|(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})(?![\w.:])",
+    re.IGNORECASE,
 )
 _FILLER_WORDS = re.compile(
     r"\b(?:stacks?|stacktraces?|traces?|tracebacks?|backtraces?|bt|dumps?|of|for|from|on|the|py-spy|pystack|gdb"
     r"|process|worker"
-    r"|gpu\s*\d{1,4}|begin|start|output|txt|log|out|err|global|main|thread|python|here|is|this|and|shows?|at"
+    r"|(?:gpu|card)\s*\d{1,4}|begin|start|output|txt|log|out|err|global|main|thread|python|here|is|this|and|shows?|at"
     r"|both|all|are|std(?:out|err)|tail|end|last|lines?)\b",
     re.IGNORECASE,
 )
 _DECORATION = re.compile(r"[\s=\-#*>\[\]():.,;|~+/$<_]+")
 _TITLE = re.compile(rf"\s*[=\-#*]{{2,}}\s*({NAME})\s*[=\-#*]{{2,}}\s*|==> ({NAME}) <==\s*")
 _DECORATED = re.compile(r"\s*(?:[=\-#*~+>]{2,}|#{1,6} )\s*\S.{0,200}")
+# What a loop over hosts prints above the output of each: `# node-a`, `node-a:`, `--- node-a`
+_ON_HOSTS = re.compile(r"\b(?:for|while|xargs)\b.*\b(?:ssh|rsh|kubectl|docker|srun|exec)\b")
+_LOOPED = re.compile(rf"\s*(?:[#=\-*>]{{1,6}} ?)?({NAME}):?(?: ?[#=\-*<]{{1,6}})?\s*")
 _ENDING = re.compile(r"\.(?:txt|log|out|err|json|dump)$")
 _LEAD = re.compile(  # a heading may be a sentence; then it begins with the process, and ends in a colon
     r"[\s\[(=\-#*~+>]{0,20}(?:\d{1,2}[.)] )?(?:(?:here(?:'s| is)|this is|and|on|for|from|the|stack(?:s|trace)?"
@@ -91,7 +96,8 @@ _LEAD = re.compile(  # a heading may be a sentence; then it begins with the proc
 )
 # A list of ranks and PIDs in one line: `rank -> pid: 0=90117 1=90118`, `pids 4412 (rank 0), 4413 (rank 1)`.
 _LISTED = re.compile(
-    r"(?<![\d.:])(\d{1,9}) ?(?:[=:]|-+>|=>|\(rank|\(pid|is rank|is pid|(?:has |is )?RANK=) ?(\d{1,9})(?![\d:]|\.\d)",
+    r"(?<![\d.:])(\d{1,9})\s{0,2}(?:[=:]|-+>|=>|\(rank[=: ]?|\(pid[=: ]?|is rank|is pid|(?:has |is )?RANK=)"
+    r" ?(\d{1,9})(?![\d:]|\.\d)",
     re.IGNORECASE,
 )
 
@@ -116,6 +122,7 @@ _SAME = re.compile(
     r"(\d{1,6})\b(?!\.\d)",
     re.IGNORECASE,
 )
+_ALL_SAME = re.compile(r"\b(?:both|all)\b.{0,20}\b(?:same|identical|alike)\b|\b(?:same|identical)\b", re.IGNORECASE)
 # Processes of the list, as a heading: `5511, 5512, 5513 look all as this:`, `and 5514:`.
 _PIDS_ABOVE = re.compile(
     r"\s{0,8}(?:and |pids? ){0,2}(\d{3,9}(?:(?:, ?(?:and )?| and | & | )\d{3,9}){0,64})\b[^\d\n]{0,40}:\s*"
@@ -138,7 +145,7 @@ _DEBUGGER = re.compile(
 )
 _SENTENCE = re.compile(r"[.;!?] ")
 _CLAUSE = re.compile(r"[.;:] |\((?=ranks?\b)", re.IGNORECASE)
-_SPOKE = re.compile(r"\s{0,8}\[rank[ _:-]{0,2}(\d{1,6})\][ :]", re.IGNORECASE)  # a line of this rank's own output
+_SPOKE = re.compile(r"\s{0,8}\[r(?:ank[ _:-]{0,2})?(\d{1,6})\][ :]", re.IGNORECASE)  # a line of this rank's own output
 _COMMENT = re.compile(r"(?<!\S)#[^#]{1,80}$")  # behind a command: `py-spy dump -p 811  # rank 5`
 _LAST_CLAUSE = re.compile(  # "the others are fine. rank 1 is different:"
     r"(?:^|[.;,!] |\b(?:but|only|while|and|on|of|is|was|here's|from) )(?:global )?ranks?[ -]?"
@@ -166,6 +173,7 @@ class OwnerHints:
     listed: dict[int, int] = field(default_factory=dict)  # PID -> rank, as a list in the text says
     parents: dict[int, int] = field(default_factory=dict)  # PID -> PID of its parent, as `pgrep -P` lists its children
     nodes: Callable[[int], int | None] | None = None  # the node of a process, by its number on it, as the text says
+    _remote: bool = False  # the last command ran on several hosts in turn
     _row: tuple[int, str | None] | None = None  # the line above names this rank and its PID; the host before it
     _environ: int | None = None  # the last command printed the environment of this PID; -1: of several
     _parent: int | None = None  # the last command lists the children of this PID
@@ -245,7 +253,10 @@ class OwnerHints:
             self._observe_end(text)
             return
         if len(pairs := _LISTED.findall(text)) > 1 and _RANK_AND_PID.search(text):
-            self._observe_list([(int(one), int(other)) for one, other in pairs])
+            ranks = self._observe_list([(int(one), int(other)) for one, other in pairs])
+            if _DECORATED.fullmatch(text) and _ALL_SAME.search(text):
+                self._announce(ranks)
+                self.host = next(filter(_may_be_host, text.split()), self.host)
             return
         if len(text) < 400 and (one := _RANK_OF_PID.search(text)) and len(self.listed) < MAX_COMPANIONS:
             self.listed.setdefault(int(one["pid"]), int(one["rank"]))
@@ -256,6 +267,9 @@ class OwnerHints:
             return
         if same := _SAME.search(text):
             self._observe_same(_CLAUSE.split(text[: same.start()])[-1] or text[: same.start()], int(same[1]))
+            return
+        if self._remote and (name := _LOOPED.fullmatch(text)) and _may_be_host(name[1]):
+            self.host, self.updated = name[1], True
             return
         if title := _TITLE.fullmatch(text):
             name = _ENDING.sub("", title[1] or title[2])
@@ -281,22 +295,28 @@ class OwnerHints:
         """The host of the prompt, and the process that its command names."""
         if prompt.host is not None or not prompt.states_host:
             self.host = prompt.host or self.host
+        self._remote = _ON_HOSTS.search(prompt.command) is not None
         rank = as_rank(prompt.name) if prompt.name else None
         comment = _COMMENT.search(prompt.command)
         if comment and rank is None and (said := _RANK.search(_OTHER_RANK.sub(" ", comment[0]))):
             rank = int(said[1]) if not _several(comment[0]) else None
+        local = _LOCAL.search(comment[0]) if comment and rank is None else None
         children = _CHILDREN_OF.search(prompt.command)
         self._parent = int(children[1]) if children else None
         environ = _ENVIRON.search(prompt.command)
         self._environ = int(environ[1] or -1) if environ else None
         pid, option = _PID.search(prompt.command), _PID_OPTION.search(prompt.command)
-        if pid is None and option and (int(option[1]) in self.listed or int(option[1]) in self.parents):
+        known = option is not None and (int(option[1]) in self.listed or int(option[1]) in self.parents)
+        examined = option is not None and _DEBUGGER.search(prompt.command) is not None
+        if (pid is None and known) or (local and examined):
             pid = option
-        elif option and rank is None and self._since > MAX_ABOVE and _DEBUGGER.search(prompt.command):
+        elif examined and rank is None and self._since > MAX_ABOVE:
             self.rank, self.updated = None, False  # the heading further up is that of another tool's dump
         if rank is not None or pid:
             announced = self.rank if self.updated and rank is None else rank  # by a heading above the command
             self.rank, self.pid, self.updated = announced, int(pid[1]) if pid else None, True
+        if local:
+            self.local, self.updated = int(local[1]), True
 
     def _observe_variable(self, rank: int) -> None:
         """RANK as a command prints it for each of several processes: in front of a dump, unless only a list of it."""
@@ -334,11 +354,13 @@ class OwnerHints:
         self.rank = self.pid = self.local = None
         self.updated = False
 
-    def _observe_list(self, pairs: list[tuple[int, int]]) -> None:
-        """Ranks and their PIDs, in either order: the numbers of the ranks are the smaller ones."""
+    def _observe_list(self, pairs: list[tuple[int, int]]) -> tuple[int, ...]:
+        """Ranks and their PIDs, in either order: the numbers of the ranks are the smaller ones. Returns the ranks."""
         ranks_first = max(one for one, _ in pairs) < min(other for _, other in pairs)
+        pairs = pairs if ranks_first else [(rank, pid) for pid, rank in pairs]
         if len(self.listed) < MAX_COMPANIONS:
-            self.listed |= {pid: rank for rank, pid in (pairs if ranks_first else [(b, a) for a, b in pairs])}
+            self.listed |= {pid: rank for rank, pid in pairs}
+        return tuple(rank for rank, _ in pairs)
 
     def _observe_pids(self, numbers: str) -> bool:
         """A heading of processes whose ranks are known: the dump below is that of all of them."""
@@ -391,7 +413,7 @@ class OwnerHints:
             host = None  # "on rank 1 py-spy says"
         if host and re.fullmatch(r"(?:local |global )?ranks?", host[1] or host[2] or "", re.IGNORECASE):
             host = None  # the same rank, named twice
-        named = _ENDING.sub("", host[1] or host[2]) if host else next(filter(_may_be_host, words), None)
+        named = _ENDING.sub("", host[1] or host[2] or host[3]) if host else next(filter(_may_be_host, words), None)
         self.rank = several[0] if several else int(rank[1]) if rank else None
         self._since = 0
         self.pid = int(pid[1]) if pid else None

@@ -198,6 +198,12 @@ class LogCollector:
             return
         if kind in OF_GPU and line.rank is None and "gpu" in fields:
             origin = replace(origin, gpu=pci_address(fields["gpu"]), rank=self._rank_of_gpu(line, fields))
+        if (
+            kind == "gpu_out_of_memory"
+            and origin == LineOrigin(host=origin.host)
+            and (gpu := int(fields.get("gpu") or 0))
+        ):
+            origin = replace(origin, local=gpu)  # a process that sees several GPUs and uses that of its number
         if kind in OF_PROCESS and line.rank is None and "pid" in fields:
             origin = self._about(origin, fields)
         if kind in OF_PORT and line.rank is None and line.host:

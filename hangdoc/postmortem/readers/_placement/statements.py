@@ -11,8 +11,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
-from hangdoc.postmortem.readers._host_names import NAME
+from hangdoc.postmortem.readers._host_names import NAME, listed_numbers
 from hangdoc.postmortem.readers._owner_hints import PID_FIRST
 from hangdoc.postmortem.readers._placement.tokens import (
     BARE,
@@ -29,6 +30,7 @@ from hangdoc.postmortem.readers._placement.tokens import (
 )
 
 MAX_LINE = 600  # characters
+MAX_RANKS = 4096  # of a host
 MAX_GAP = 60  # characters between the tokens of a statement
 
 _ABOUT = re.compile(r"rank|procid|process|\bpid|\bnode|(?<!\w)r\d{1,6}@", re.IGNORECASE)
@@ -66,6 +68,11 @@ _KEYED = re.compile(
 )
 # In front of a line: `[r6@cn22]`, `rank6@cn22`.
 _RANK_AT = re.compile(rf"\W{{0,4}}r(?:ank[ _-]?)?(\d{{1,6}})@({NAME})")
+# A list by host: `rank layout: gx1 = 0..7, gx2 = 8..15`, `RANK per pod: master-0=0, worker-0=1`.
+_HOST_LIST = re.compile(r"(?:^|[\s(])ranks?\b(?!\s*\d)[^:\n]{0,40}:\s(?=\S)", re.IGNORECASE)
+_HOST_AND_RANKS = re.compile(
+    rf"({NAME}?)\s?(?:=|:|->|\u2192|\s)\s?\[?(\d{{1,6}}(?:\s?(?:-|\u2013|\.\.|to)\s?\d{{1,6}})?)\]?(?:[,;.)]?\s|[,;.)]?$)"
+)
 _ASKED = re.compile(r"[^.;]{0,60}\?")
 _NOT_NOW = re.compile(
     r"\b(?:not|isn't|was|were|used to|moved|formerly|yesterday|old|if|should|maybe|probably|unsure)\b|\?"
@@ -125,9 +132,28 @@ def seats_in(text: str) -> Iterator[Seat]:
         for pid, local, number in each:
             numbers = (int(number),)
             yield Seat(() if local else numbers, pids=(int(pid),), locals=numbers if local else (), listed=True)
+    elif by_host := _by_host(text):
+        yield from by_host
     else:
         text = _SIZES.sub(";", text)
         yield from filter(None, (_seat(group, text) for group in _Line(text).groups()))
+
+
+def _by_host(text: str) -> list[Seat]:
+    """A list of hosts and their ranks; empty: the line is none, or does not have every rank once."""
+    head = _HOST_LIST.search(text)
+    if head is None or _NOT_NOW.search(text[: head.end()]):
+        return []
+    items = list(_HOST_AND_RANKS.finditer(text, head.end()))
+    whole = items and all(
+        one.end() == other.start() or not text[one.end() : other.start()].strip() for one, other in pairwise(items)
+    )
+    seats = [
+        Seat(listed_numbers(item[2].replace("..", "-"), MAX_RANKS), item[1]) for item in items if may_be_host(item[1])
+    ]
+    ranks = [rank for seat in seats for rank in seat.ranks]
+    stated = whole and items[0].start() == head.end() and len(seats) == len(items) > 1
+    return seats if stated and sorted(ranks) == list(range(len(ranks))) else []
 
 
 def _of_noted_process(text: str) -> Seat | None:
@@ -239,7 +265,7 @@ def believable(stated: Sequence[Seat], hosts: frozenset[str]) -> list[Seat]:
     return kept
 
 
-_COUNTED = re.compile(r"\d+|(?<=-)[a-z]$")
+_COUNTED = re.compile(r"\d+|(?<=[-\d])[a-z]$")
 
 
 def _series(names: Iterable[str]) -> frozenset[str]:
