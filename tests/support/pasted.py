@@ -42,6 +42,7 @@ GROUPS = (
     "seventeenth",
     "eighteenth",
     "nineteenth",
+    "twentieth",
 )
 CLASSES = (
     "collective_wait",

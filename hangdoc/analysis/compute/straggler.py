@@ -2,7 +2,9 @@
 
 A straggler hardly waits while its peers wait for it, in every part of the window, and while steps go by. An occasional
 evaluation, checkpoint or pause on one rank does not make a straggler. A straggler also demands a core: a rank that
-sleeps waits for something itself.
+sleeps may wait for something itself. It is one only if it sleeps for most of every step, while its peers are in a
+collective that needs the data of every rank: a retry with a backoff, a rate limit. In a broadcast they may wait for the
+next request by design.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from hangdoc.analysis.thresholds import (
     BUSY_CORES,
     BUSY_HELPER,
     FULL_CORE,
+    HALF,
     IDLE_CORES,
     IN_EACH_PART,
     LATE,
@@ -39,7 +42,8 @@ from hangdoc.analysis.thresholds import (
 )
 
 # Every member waits for every other; in a broadcast or scatter, for the rank that has the data.
-MUTUAL = ("all_", "reduce_scatter", "barrier", "monitored_barrier", "wait", "broadcast", "scatter")
+SYMMETRIC = ("all_", "reduce_scatter", "barrier", "monitored_barrier")
+MUTUAL = (*SYMMETRIC, "wait", "broadcast", "scatter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class StragglerFacts:
     each_step: bool | None = None  # while its peers waited, it ran lines of its own, in every step
     late: bool | None = None  # it is the straggler: late in every part of the window, while steps go by
     mutual: bool | None = None  # its peers wait mostly in collectives where every rank waits for every other
+    symmetric: bool | None = None  # its peers wait mostly in collectives that need the data of every rank
     doing: str | None = None  # its most common phase while it did not wait: compute, input, idle, ...
     slept: bool | None = None  # while it did not wait, it mostly slept
     less: float | None = None  # its peers' share of their demanded CPU time, divided by its own share
@@ -136,8 +141,8 @@ class Peers:
         self.cores = RankValues(rank.cores or 0 for rank in resources)
         self.nice = any(rank.nicer == 0 for rank in resources)
         self.spins = any(wait.spins for wait in waits.values())
-        self.mutual = {key: _mutual(case, key) for key in waits}
-        self.all_mutual = [sum(counts) for counts in zip(*self.mutual.values(), strict=True)]
+        self.waiting = {key: _waiting(case, key) for key in waits}
+        self.all_waiting = [sum(counts) for counts in zip(*self.waiting.values(), strict=True)]
 
     def cores_used(self, rank: ResourcesFacts) -> float | None:
         """Cores used in user time, or in all CPU time if user time is unknown on some rank."""
@@ -154,7 +159,7 @@ def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerF
     used = _median_of_peers(peers.used, own_used or None)
     own_gets = None if own.delay_share is None else 1.0 - own.delay_share
     gets = _median_of_peers(peers.gets, own_gets)
-    waiting, mutual = (total - own for total, own in zip(peers.all_mutual, peers.mutual[key], strict=True))
+    waiting, mutual, symmetric = (total - own for total, own in zip(peers.all_waiting, peers.waiting[key], strict=True))
     facts = replace(
         facts,
         waits=wait.share,
@@ -164,6 +169,7 @@ def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerF
         steadiness=_steadiness(wait.slices, peers.slices, share),
         others_stood=peers.all_unmoved.median(peers.unmoved[key]),
         mutual=mutual > waiting / 2 if waiting else None,
+        symmetric=symmetric > waiting / 2 if waiting else None,
         more_cpu=own_used / used if own_used is not None and used and not peers.spins else None,
         computes=own_used / max(MIN_OWN_SHARE, 1.0 - wait.share) if own_used is not None and not peers.spins else None,
         doing=max(dict.fromkeys(phases), key=phases.count) if phases else None,
@@ -197,7 +203,10 @@ def _steadiness(waits: Sequence[float] | None, every: Sequence[RankValues] | Non
 def _is_late(facts: StragglerFacts, period_s: float | None) -> bool:
     """True if the rank is a straggler."""
     share, least = facts.late_share or 0.0, facts.late_least or 0.0
-    if facts.slept or facts.doing == "idle" or not _in_every_step(facts, period_s):
+    if facts.doing == "idle":
+        held = facts.symmetric and facts.each_step
+        return bool(held) and share >= HALF and least >= VERY_LATE
+    if facts.slept or not _in_every_step(facts, period_s):
         return False
     threshold = _threshold(facts)
     return threshold is not None and share >= threshold and least >= IN_EACH_PART * threshold
@@ -243,13 +252,14 @@ def _cause(facts: StragglerFacts, own: ResourcesFacts, peers: Peers) -> str | No
     return "work" if facts.work else None
 
 
-def _mutual(case: Case, key: Key) -> tuple[int, int]:
-    """Number of looks that found the rank waiting, and how many of these in a mutual collective.
+def _waiting(case: Case, key: Key) -> tuple[int, int, int]:
+    """Numbers of looks that found the rank waiting, of these in a mutual collective, and of these in a symmetric one.
 
     Neighbours in a pipeline do not wait in mutual collectives.
     """
     waiting = [look for look in looks_at(case, key) if look.phase in WAITING]
-    return len(waiting), sum(look.phase == "collective" and _is_mutual(look) for look in waiting)
+    mutual = [look for look in waiting if look.phase == "collective" and _is_mutual(look)]
+    return len(waiting), len(mutual), sum((look.op or "").startswith(SYMMETRIC) for look in mutual)
 
 
 def _is_mutual(look: Look) -> bool:

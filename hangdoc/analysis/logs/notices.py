@@ -65,6 +65,7 @@ class NoticesFacts:
     peer_access_redirected: str | None = None  # PCIe bridges of its host redirect transfers between devices
     peer_access_fault: str | None = None  # the IOMMU of its host refused an access of a device
     peer_access_off: str | None = None  # somebody says that it works without transfers between GPUs
+    peer_access_tried: str | None = None  # somebody ran it without transfers between GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,8 @@ class NoticesJob:
     peer_access_fault_at: tuple[Suspect, ...] = ()
     peer_access_off: str | None = None
     peer_access_off_at: tuple[Suspect, ...] = ()
+    peer_access_tried: str | None = None
+    peer_access_tried_at: tuple[Suspect, ...] = ()
 
 
 KINDS = frozenset(field.name for field in fields(NoticesFacts))

@@ -22,6 +22,8 @@ from hangdoc.evidence.logs import LogEvent
 PRINTED = "printed"  # kind of event
 SECONDS, METRIC = "seconds", "metric"  # begin of the names of times, and of results
 FINITE, NONFINITE = "finite", "nonfinite"  # begin of the names of losses and of norms of gradients
+SETTINGS = ("setting", "model setting")  # begin of the names of what a job, and what a model, has once
+OWN = ("samples", "loss before the reduction")  # names of what ranks should not have in common
 ALONE = "world size 1"  # its name, if the line says that the process is the only one
 
 
@@ -45,6 +47,7 @@ class PrintedJob:
     exact: bool = False  # a checksum or a checkpoint, not a number that is rounded
     usual: str | None = None  # the value of most ranks; None: there is none
     apart_runs: bool = False  # nothing shows that those of `alone` belong to one job: no rank, no launcher
+    same: str | None = None  # what each rank should have of its own, and all have in common: "samples 14, 3, 9"
     alone: int = 0  # processes that print a world size of 1, if there are several
 
 
@@ -64,14 +67,19 @@ class PrintedDetector(Detector[PrintedFacts, PrintedJob]):
         found = PrintedJob(alone=len(alone) if several else unnumbered, apart_runs=not several and not tasks)
         slow, nonfinite = _slow(logs), _nonfinite(logs)
         nothing |= {key: PrintedFacts(None, None, nonfinite.get(key), slow.get(key)) for key in {*slow, *nonfinite}}
-        for (name, step), values in sorted(_by_name(logs).items(), key=lambda item: -(item[0][1] or 0)):
-            if len(values) < 2 or name.startswith((SECONDS, FINITE, NONFINITE)) or not _differ(values):
+        found = replace(found, same=_same(logs))
+        for (name, step, _), values in sorted(_by_name(logs).items(), key=lambda item: -(item[0][1] or 0)):
+            if len(values) < 2 or name.startswith((SECONDS, FINITE, NONFINITE, *OWN)) or not _differ(values):
                 continue
             (usual, count), *others = Counter(values.values()).most_common()
+            # A job has one setting: with a third value, each rank has its own by design, as its part of a model.
+            if name.startswith(SETTINGS) and (len(others) > 1 or count == len(values) - count > 1):
+                continue
             # Ranks that each evaluate a part of the data differ everywhere.
             if name.startswith(METRIC) and (count < COMPARABLE_RANKS or count < AT_ONE_PLACE * len(values)):
                 continue
-            name = name.removeprefix(METRIC).lstrip()
+            for begin in (METRIC, *SETTINGS):
+                name = name.removeprefix(begin).lstrip()
             majority = bool(others) and count > max(1, others[0][1])
             found = replace(found, apart=name, step=step, exact=not _is_float(usual), usual=usual if majority else None)
             return nothing | {
@@ -90,18 +98,38 @@ class PrintedDetector(Detector[PrintedFacts, PrintedJob]):
         return nothing, found
 
 
-def _by_name(logs: JobLogs) -> Mapping[tuple[str, int | None], dict[Key, str]]:
-    """Value of each rank, by name and step."""
-    found: dict[tuple[str, int | None], dict[Key, str]] = defaultdict(dict)
+def _by_name(logs: JobLogs) -> Mapping[tuple[str, int | None, str], dict[Key, str]]:
+    """Value of each rank, by name, step and form of the line."""
+    found: dict[tuple[str, int | None, str], dict[Key, str]] = defaultdict(dict)
     for key, event in logs.of_ranks(PRINTED):
         if event.fields.get("name", ALONE) not in (ALONE, FAREWELL) and "value" in event.fields:
-            found[event.fields["name"], number(event, "step")][key] = event.fields["value"]
+            fields = event.fields
+            found[fields["name"], number(event, "step"), fields.get("form", "")][key] = fields["value"]
     return found
+
+
+def _same(logs: JobLogs) -> str | None:
+    """What all ranks print alike although each should have its own: their samples, or several losses in a row.
+
+    Nothing, if they differ in one of these: a batch may be shared for once, such as that of a warm-up.
+    """
+    equal: dict[str, list[str]] = defaultdict(list)
+    apart: set[str] = set()
+    for (name, *_), values in _by_name(logs).items():
+        if name in OWN and len(values) > 1:
+            if len(set(values.values())) > 1:
+                apart.add(name)
+            elif len(values) >= min(COMPARABLE_RANKS, len(logs.keys)):
+                equal[name].append(next(iter(values.values())))
+    for name, values_of in equal.items():
+        if name not in apart and len(values_of) >= (1 if name == OWN[0] else 2):
+            return f"{name}: {values_of[0]}"
+    return None
 
 
 def _slow(logs: JobLogs) -> dict[Key, str]:
     """Ranks whose own work takes longer than that of most of their peers, in the newest lines that show it."""
-    for (name, _), values in sorted(_by_name(logs).items(), key=lambda item: -(item[0][1] or 0)):
+    for (name, *_), values in sorted(_by_name(logs).items(), key=lambda item: -(item[0][1] or 0)):
         if not name.startswith(SECONDS) or len(values) < COMPARABLE_RANKS:
             continue
         usual = median(map(float, values.values()))

@@ -268,8 +268,8 @@ class OwnerHints:
         if same := _SAME.search(text):
             self._observe_same(_CLAUSE.split(text[: same.start()])[-1] or text[: same.start()], int(same[1]))
             return
-        if self._remote and (name := _LOOPED.fullmatch(text)) and _may_be_host(name[1]):
-            self.host, self.updated = name[1], True
+        if self._remote and (looped := _LOOPED.fullmatch(text)) and _may_be_host(looped[1]):
+            self.host, self.updated = looped[1], True
             return
         if title := _TITLE.fullmatch(text):
             name = _ENDING.sub("", title[1] or title[2])

@@ -23,6 +23,7 @@ from hangdoc.postmortem.readers._logs.catalogue import NOTICE
 from hangdoc.postmortem.readers._logs.ending import Counter, ErrorLine, read_ending
 from hangdoc.postmortem.readers._logs.exits import LATER_S, exits_in, failure_entry
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
+from hangdoc.postmortem.readers._logs.printed_lines import SAMPLES
 from hangdoc.postmortem.readers._logs.scan import MatchedLine, ScanSummary
 from hangdoc.postmortem.readers._logs.tracebacks import (
     CHAINED,
@@ -413,9 +414,12 @@ class LogCollector:
             if self.origins.resolve(origin, self.run).rank is not None or COUNTED_AFTER & self.file_kinds:
                 self._events_of(origin).add(self._counter_event(counter))
         for origin, printed in ending.printed:
+            if printed.name == SAMPLES and origin.rank is None and origin.local is not None and origin.host is None:
+                origin = LineOrigin(origin.local)  # whatever its rank is: the lists are equal, or not
             if self.origins.resolve(origin, self.run).rank is not None:
                 fields = {"name": printed.name, "value": redact(printed.name, printed.value)[:FIELD]}
                 fields |= {"step": str(printed.step)} if printed.step is not None else {}
+                fields |= {"form": redact_text(printed.form)[:FIELD]} if printed.form else {}
                 event = LogEvent("printed", printed.text[:TEXT], self.name, printed.line, printed.at_s, fields)
                 self._events_of(origin).add(event)
         if (alone := ending.alone) and self.origins.ranks.keys() <= {0}:  # each calls itself rank 0

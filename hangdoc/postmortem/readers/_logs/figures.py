@@ -21,7 +21,6 @@ from hangdoc.postmortem.readers._host_names import NAME, is_host_name, listed_nu
 from hangdoc.postmortem.readers._logs.breakdowns import Breakdowns
 from hangdoc.postmortem.readers._logs.comparisons import Comparisons
 from hangdoc.postmortem.readers._logs.cpu_texts import CpuTexts
-from hangdoc.postmortem.readers._logs.ending import step_of_total
 from hangdoc.postmortem.readers._logs.extremes import Extremes
 from hangdoc.postmortem.readers._logs.figure_kinds import SPENT, UNIT, Meaning, figure_kinds, is_known, meaning
 from hangdoc.postmortem.readers._logs.figure_values import GPU, HEX, HOST, RANK, REPLICA, SHORT, Owner, Value
@@ -29,6 +28,7 @@ from hangdoc.postmortem.readers._logs.gpu_links import GpuLinks
 from hangdoc.postmortem.readers._logs.gpu_tables import GpuTables
 from hangdoc.postmortem.readers._logs.parallelism import Parallelism
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
+from hangdoc.postmortem.readers._logs.printed_lines import RESUMED, step_of_total
 from hangdoc.postmortem.readers._logs.profiles import Profiles
 from hangdoc.postmortem.readers._logs.rank_lists import RankLists
 from hangdoc.postmortem.readers._logs.rank_reports import RankReports
@@ -145,6 +145,8 @@ def read_figures(
         unequals.feed(line.text, number)
         comparisons.feed(line.text if line.rank is None else raw.strip(), number)
         breakdowns.feed(line.text, line.rank is not None, number)
+        if RESUMED.search(line.text):
+            continue  # the figures of an earlier run
         found_step = _STEP.search(line.text)
         step = int(found_step[1]) if found_step else step_of_total(line.text)
         if raw.count("[rank") > 1:  # the rank of the first is no prefix of them all
