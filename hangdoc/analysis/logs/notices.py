@@ -64,6 +64,7 @@ class NoticesFacts:
     peer_access_wrong: str | None = None  # a test copied wrong data between GPUs of its host
     peer_access_redirected: str | None = None  # PCIe bridges of its host redirect transfers between devices
     peer_access_fault: str | None = None  # the IOMMU of its host refused an access of a device
+    samples_repeated: str | None = None  # the ranks together read samples more than once
     peer_access_off: str | None = None  # somebody says that it works without transfers between GPUs
     peer_access_tried: str | None = None  # somebody ran it without transfers between GPUs
 
@@ -144,6 +145,8 @@ class NoticesJob:
     peer_access_fault_at: tuple[Suspect, ...] = ()
     peer_access_off: str | None = None
     peer_access_off_at: tuple[Suspect, ...] = ()
+    samples_repeated: str | None = None
+    samples_repeated_at: tuple[Suspect, ...] = ()
     peer_access_tried: str | None = None
     peer_access_tried_at: tuple[Suspect, ...] = ()
 

@@ -122,7 +122,7 @@ def _same(logs: JobLogs) -> str | None:
             elif len(values) >= min(COMPARABLE_RANKS, len(logs.keys)):
                 equal[name].append(next(iter(values.values())))
     for name, values_of in equal.items():
-        if name not in apart and len(values_of) >= (1 if name == OWN[0] else 2):
+        if name not in apart and len(set(values_of)) >= (1 if name == OWN[0] else 2):
             return f"{name}: {values_of[0]}"
     return None
 

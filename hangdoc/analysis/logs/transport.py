@@ -31,7 +31,7 @@ class TransportJob:
     clear: bool = False  # most of three or more hosts have the better choice
     sockets: str | None = None  # NCCL found no adapter and uses sockets everywhere, which is slow or was not wanted
     named: str | None = None  # with `sockets`: the adapters that NCCL was told to use
-    slow: str | None = None  # with `sockets`: a test or an interface that is slow
+    slow: str | None = None  # with `sockets`: a slow test, a slow interface, or the missing devices of adapters
     failed: str | None = None  # first line about a failed connection or transfer
     count: int = 0  # such lines
     hosts: int = 0  # hosts that report one; with `peer`, those that name it
@@ -120,7 +120,7 @@ def _slow(logs: JobLogs) -> str | None:
     rates = [float(one.partition("=")[2]) for event in logs.all("bandwidth") for one in event.fields["rates"].split()]
     if rates and max(rates) <= SOCKET_RATE:
         return f"at most {max(rates):.3g} GB/s in a bandwidth test"
-    return next((event.text.strip() for event in logs.all("slow_interface")), None)
+    return next((event.text.strip() for event in logs.all("slow_interface", "adapters_hidden")), None)
 
 
 def _choices(logs: JobLogs) -> Mapping[str, Mapping[str, str]]:

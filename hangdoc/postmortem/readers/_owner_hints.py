@@ -56,6 +56,9 @@ _AND_THESE = re.compile(
     r"(?:all )?(?:exactly )?(?:the )?(?:same|identical|alike|look the same|as well|too)\b[^()\n]{0,30}\)",
     re.IGNORECASE,
 )
+_ALIKE_AT_END = re.compile(  # `taken on gx2 a minute before, rank 4 (5, 6, 7 the same):`
+    r"[,;] rank[ _-]?\d{1,6} \([^()\n]{3,60}\b(?:same|identical|alike)\b[^()\n]{0,20}\):\s*$", re.IGNORECASE
+)
 # A heading: `rank 0, and 1 2 3 4 6 7 look exactly like it`
 _LIKE_IT = re.compile(
     r"(?:^|[.:;] )(?:ok[,.]? )?(?:on |of |for )?rank[ _-]?(?P<rank>\d{1,6}),? (?:and |ranks? ){0,2}"
@@ -446,7 +449,7 @@ class OwnerHints:
         if len(words) > 12 or _RANK.search(rest) or _LOGGED.search(text):
             return False
         announces = text.rstrip(" *_`").endswith((":", "->", "=>")) or _DECORATED.fullmatch(text) is not None
-        return announces and _LEAD.match(text) is not None
+        return announces and (_LEAD.match(text) is not None or _ALIKE_AT_END.search(text) is not None)
 
 
 def _several(text: str) -> tuple[int, ...]:

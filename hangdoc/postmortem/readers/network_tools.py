@@ -68,6 +68,8 @@ _NFT_RULE = re.compile(  # for all packets that reach the end of a chain; nft(8)
     r"(?:reject with (?:icmpx?|icmpv6|tcp)\b[\w -]{0,60}|drop)\s*$"
     r"|\bhook input priority [^;]{1,40}; policy drop;"
 )
+_FIREWALLD = re.compile(r"\bfirewall-cmd\b.{0,80}--list-ports\b")  # what it lets in besides services
+_OPEN_PORTS = re.compile(r"\s{0,8}(?:\d{1,5}/(?:tcp|udp)\s{0,4}){1,16}")
 _DROPPED = re.compile(
     r"(?:REJECT|DROP|BLOCK|DENY|Reject|Drop|Block)\w{0,40}\]?:? .{0,80}?\bIN=\S{1,40} OUT=\s.{0,200}?"
     rf"SRC=({_ADDRESS}) DST=({_ADDRESS}).{{0,120}}?PROTO=TCP.{{0,60}}?DPT=(\d{{1,5}})",
@@ -79,7 +81,8 @@ OPENING = re.compile(
     r"|[Ll]ink (?:is )?[Dd]own|NIC Link is Up|\bnvidia-nccl-cu\d"
     r"|NCCL INFO NCCL version \d|NCCL version \d[\d.]{1,10}\+cuda|\btorch(?:==| )\d"
     r"|/sys/class/net/[^/\s]{1,40}/(?:mtu|speed)\b"
-    r"|\bethtool (?:-S|--statistics) [a-z]|torch\.__version__|query-gpu=driver_version|\bibstat\b.*\bRate\b",
+    r"|\bethtool (?:-S|--statistics) [a-z]|torch\.__version__|query-gpu=driver_version|\bibstat\b.*\bRate\b"
+    r"|\bfirewall-cmd\b.{0,80}--list-ports\b",
 )
 _FILE = re.compile(r"\.(?:py|sh|cc|cpp|log|txt|md|ya?ml|json)$")
 # Interfaces that carry no traffic between hosts.
@@ -119,6 +122,7 @@ class _Reading:
     device: str = ""  # of ibstat
     counted: str = ""  # interface whose counters are listed
     asked: str = ""  # package whose bare version a command asked for
+    ports: bool = False  # the ports that a firewall lets in follow
     looped: frozenset[str] = frozenset()  # hosts over which a loop of the shell runs
     pinged: tuple[str, int] | None = None  # host and bytes of the ping that runs
     events: list[tuple[str | None, LogEvent]] = field(default_factory=list)
@@ -142,6 +146,7 @@ class NetworkToolsReader:
         "Physical state:",
         "bits/sec",
         "reject-with",
+        "firewall-cmd",
         "hook input priority",
         "PROTO=TCP",
         "nvidia-nccl-cu",
@@ -285,6 +290,14 @@ def _path(reading: _Reading, text: str) -> None:
 
 
 def _firewall(reading: _Reading, text: str) -> None:
+    if _FIREWALLD.search(text):
+        reading.ports = True
+    elif reading.ports and text.strip():
+        reading.ports = False
+        if reading.host and _OPEN_PORTS.fullmatch(text):
+            reading.add(
+                reading.host, "firewall_rejects", f"firewalld of {reading.host} lets in only {text.strip()}"[:200]
+            )
     if found := _DROPPED.search(text):
         named = re.search(rf"({_NAME}) kernel: ", text[: found.start()])
         host = named[1] if named and _is_host(named[1]) else reading.host or reading.names.get(found[2], found[2])

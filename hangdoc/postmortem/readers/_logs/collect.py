@@ -416,12 +416,15 @@ class LogCollector:
         for origin, printed in ending.printed:
             if printed.name == SAMPLES and origin.rank is None and origin.local is not None and origin.host is None:
                 origin = LineOrigin(origin.local)  # whatever its rank is: the lists are equal, or not
+            fields = {"name": printed.name, "value": redact(printed.name, printed.value)[:FIELD]}
+            fields |= {"step": str(printed.step)} if printed.step is not None else {}
+            fields |= {"form": redact_text(printed.form)[:FIELD]} if printed.form else {}
+            event = LogEvent("printed", printed.text[:TEXT], self.name, printed.line, printed.at_s, fields)
             if self.origins.resolve(origin, self.run).rank is not None:
-                fields = {"name": printed.name, "value": redact(printed.name, printed.value)[:FIELD]}
-                fields |= {"step": str(printed.step)} if printed.step is not None else {}
-                fields |= {"form": redact_text(printed.form)[:FIELD]} if printed.form else {}
-                event = LogEvent("printed", printed.text[:TEXT], self.name, printed.line, printed.at_s, fields)
                 self._events_of(origin).add(event)
+            elif printed.form and origin.host and (placed := self.placement.ranks_of(origin.host)):
+                for rank in placed:
+                    self._events_of(LineOrigin(rank, None, origin.host)).add(event)
         if (alone := ending.alone) and self.origins.ranks.keys() <= {0}:  # each calls itself rank 0
             fields = {"processes": str(alone.processes), "tasks": str(alone.tasks)}
             event = LogEvent("alone", redact_text(alone.text.strip())[:TEXT], self.name, alone.line, None, fields)

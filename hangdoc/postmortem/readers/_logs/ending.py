@@ -8,6 +8,7 @@ ones. They are read from the end of the file.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -68,6 +69,7 @@ _MAYBE = re.compile(
 )
 _MAYBE_ERROR = re.compile(r"(?:Error|Exception|Interrupt): ")
 _BARE_RANK = re.compile(r"\s{0,8}(\d{1,4})[:)]?\s{1,4}\[")
+_WORKER = re.compile(r"\s{0,8}\[?worker[ _-]?(\d{1,4})[\]:]", re.IGNORECASE)
 _ITS_GPU = re.compile(r"\bcuda:(\d{1,3})\W{0,3}$")
 _RANK = re.compile(
     r"(?<![\w-])(?:global[_ ])?(?:rank|rk|r(?=[=:]\d|\d{1,6}(?:[\])]|\s{1,4}s(?:tep)?[ =]?\d)))"
@@ -138,6 +140,7 @@ def read_ending(
     counted = len(texts) - MAX_LINES_OF_ONE if one else 0
     starts, local, steps = AloneLines(), LocalValues(), StepTimes()
     heading = ""  # of a list of samples
+    ranked = not one and any("rank" in raw for raw in texts)  # else its workers are the ranks
     parted = False  # the ranks hold parts of one model
 
     def keep(value: PrintedValue, by: LineOrigin) -> None:
@@ -179,6 +182,9 @@ def read_ending(
                 if value.name == SAMPLES:
                     samples = True
                     by = _of_list(line, by)
+                elif value.form and by.rank is None and (worker := _WORKER.match(line.text)) and not ranked:
+                    by = LineOrigin(int(worker[1]), None, by.host, by.pid)
+                if value.name == SAMPLES:
                     count = batches[by, value.form] = batches.get((by, value.form), 0) + 1
                     value = replace(value, step=count if value.step is None else value.step)
                 keep(value, by)
@@ -189,10 +195,14 @@ def read_ending(
                 by_torch = bool(_TORCH_PREFIX.search(part[:300]))
                 errors.append((origin_of(line), ErrorLine(match["type"], message, number, line.at, by_torch)))
     shown = {key: replace(counter, text=redact_text(counter.text.strip()[:TEXT])) for key, counter in counters.items()}
+    writers: dict[tuple[str, str], set[LineOrigin]] = defaultdict(set)  # of lines of one form
+    for origin, name, _, form in printed:
+        writers[name, form].add(origin)
     values = tuple(
         (origin, replace(value, text=redact_text(value.text.strip()[:TEXT])))
-        for (origin, *_), value in printed.items()
-        if not (parted and value.name.startswith(DIFFERS_IN_PARTS))
+        for (origin, name, _, form), value in printed.items()
+        if not (parted and name.startswith(DIFFERS_IN_PARTS))
+        and not (form and not one and len(writers[name, form]) < 2)
     )
     last = tuple((origin, counter) for (origin, _), counter in shown.items())
     return Ending(last, tuple(errors), values, starts if starts.proved else None, steps.pace)

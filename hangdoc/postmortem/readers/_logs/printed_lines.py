@@ -36,7 +36,7 @@ COUNTER = re.compile(
     r"(?!:\d{1,6} -)[\s:=#\"'\[]{1,4}(?P<at>\d{1,9})(?: ?/ ?(?P<of>\d{1,9}))?(?![\d.])(?! ?(?:ms|s|sec|seconds)\b)",
     re.IGNORECASE,
 )
-_SHORT_STEP = re.compile(r"(?<![\w.-])s(\d{2,9})(?=[\s:,|])")  # `r3 s8812 loss=1.94`
+_SHORT_STEP = re.compile(r"(?<![\w.-])(?:s|it[ =:]{1,2})(\d{2,9})(?=[\s:,|])")  # `r3 s8812 loss=1.94`, `it 120 `
 # What replicas have in common: `pnorm 1832.4`, `weights sha1 9be1c4`, `model checksum: ...`
 _STATE = re.compile(
     r"\b(?P<name>(?:p(?=norm)|param(?:eter)?s?|weights?|model|state(?:[ _]?dict)?)[ _-]?"
@@ -90,12 +90,13 @@ _EPOCH_END = re.compile(
 _NO_FAREWELL = re.compile(r"\b(?:not|never|no|if|until|before|will|would|when|set|use|enable)\b|\?", re.IGNORECASE)
 # `Resuming from ckpt/step_4000`, `Loading checkpoint from ep0-ba42000-rank3.pt`, `resume: last.pt global_step=16000`
 RESUMED = re.compile(
-    r"\b(?:(?:resum|restor|load|initiali[sz])(?:ed|ing)\b[^\n]{0,60}?\b(?:from|checkpoint|ckpt)\b"
+    r"\b(?:(?:resum|restor|load|initiali[sz]|continu)(?:ed|ing)\b[^\n]{0,60}?\b(?:from|checkpoint|ckpt)\b"
     r"|(?:resume|restore)(?: from)?\b ?:)(?P<from>[^\n]{0,200})",
     re.IGNORECASE,
 )
 _POINT = re.compile(
-    r"(?<![A-Za-z])(?:(?:global_?)?step|iter(?:ation)?|checkpoint|ckpt|epoch|ep|ba|update)[_=-]?\d{1,9}(?![\d.]*\d)\b",
+    r"(?<![A-Za-z])(?:(?:global[_ ]?)?step|iter(?:ation)?|checkpoint|ckpt|epoch|ep|ba|update)"
+    r"[_=\s-]{0,2}\d{1,9}(?![\d.]*\d)\b",
     re.IGNORECASE,
 )
 # What a job has once: its code, its configuration, its vocabulary, the size of its model and the length of its steps.
@@ -108,10 +109,16 @@ _SETTING = re.compile(
     r"|(?:n|num|number of|#)[ _]?(?P<of_num>classes|labels|tokens|params|parameters|layers|buckets|experts)"
     r"|(?P<of_model>emb(?:edding)?s?(?:[ _.](?:weight|rows|size|shape|num|dim))?"
     r"|(?:(?:trainable|total)[ _])?(?:params|parameters))"
-    r"|lr|learning[ _]rate|(?:per[ _]device[ _](?:train[ _])?|micro[ _]?|train[ _])?batch[ _]?size"
+    r"|(?P<of_step>lr|learning[ _]rate)(?: multiplier| scale| factor)?"
+    r"|(?:per[ _]device[ _](?:train[ _])?|micro[ _]?|train[ _])?batch[ _]?size"
     r"|(?:max[ _])?seq(?:uence)?[ _]?len(?:gth)?|grad(?:ient)?[ _]acc\w{0,20}|precision|dtype"
     r"|(?:max|total|num)[ _](?:train[ _])?(?:steps|epochs))"
     r"[\"']?\s?[:=]\s?[\"']?(?P<value>\([\d, ]{1,40}\)|\[[\d, x]{1,40}\]|[\w.+-]{1,80})",
+    re.IGNORECASE,
+)
+# The same as a list, of which the order counts: `label vocab (6): ['other', 'balance', 'transfer']`
+_ORDERED = re.compile(
+    r"\b(?P<name>vocab(?:ulary)?|labels|classes|label[ _]?map|columns|features|param(?:eter)?[ _](?:names|order))\b",
     re.IGNORECASE,
 )
 MAX_SETTINGS = 16  # of a line
@@ -176,12 +183,16 @@ def printed_in(line: Line, number: int, above: str = "") -> Iterator[PrintedValu
     if (match := RESUMED.search(text)) and (points := _POINT.findall(match["from"])):
         yield PrintedValue(CHECKPOINT, " ".join(points).lower(), None, text, number, line.at, form=_form(text))
     at = step_in(text)
-    if at is None and not _LOSS.search(text):
-        for match in list(_SETTING.finditer(text))[:MAX_SETTINGS]:
-            begin = OF_MODEL if match["of_model"] or match["of_num"] else SETTING
-            name = " ".join(re.sub(r"[_.-]", " ", match["name"]).lower().split())
-            value = match["value"].rstrip(".")
-            yield PrintedValue(f"{begin} {name}", value.lower(), None, text, number, line.at, form=_form(text))
+    for match in list(_SETTING.finditer(text))[:MAX_SETTINGS]:
+        if match["of_step"] is None and (at is not None or _LOSS.search(text)):
+            continue  # of this step
+        begin = OF_MODEL if match["of_model"] or match["of_num"] else SETTING
+        name = " ".join(re.sub(r"[_.-]", " ", match["name"]).lower().split())
+        value = match["value"].rstrip(".").lower()
+        yield PrintedValue(f"{begin} {name}", value, at, text, number, line.at, form=_form(text))
+    if (rows := _ITEMS.search(text)) and (ordered := _ORDERED.search(text[: rows.start()])) and not _LOSS.search(text):
+        name = f"{SETTING} {ordered['name'].lower()}"
+        yield PrintedValue(name, rows["items"], None, text, number, line.at, form=_form(text[: rows.start()]))
     if listed := _samples_in(text, above):
         items, front = listed
         yield PrintedValue(SAMPLES, items, step_in(front), text, number, line.at, form=_form(text))
@@ -212,12 +223,13 @@ def printed_in(line: Line, number: int, above: str = "") -> Iterator[PrintedValu
 
 
 def _samples_in(text: str, above: str) -> tuple[str, str] | None:
-    """The samples that a line lists, and the text in front of them. None: no list, or one of numbers of any kind."""
+    """The samples that a line lists, and the text in front of them. None: no list, or one that may be anything."""
     found = _ITEMS.search(text)
     front = text[: found.start()] if found else ""
     if found is None or _NO_SAMPLES.search(front):
         return None
-    if not _SAMPLES.search(front) and (not _SAMPLES.search(above) or _NO_SAMPLES.search(above)):
+    said = _SAMPLES.search(front) or (_SAMPLES.search(above) and not _NO_SAMPLES.search(above))
+    if not said and step_in(front) is None:  # what changes with each step, and not with the rank, is the data
         return None
     items = re.findall(r"[\w./:-]+", found["items"])
     counted = items == [str(place) for place in range(len(items))]

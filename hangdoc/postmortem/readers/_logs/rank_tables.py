@@ -41,6 +41,7 @@ _RULE = re.compile(r"[\s|+:=\u2500-\u257f-]{3,}")
 _BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2506\u2551", "|"))
 _WORD = re.compile(r"(?=.{0,60}[A-Za-z])[\w()\[\]%/.#*-]{1,60}(?<![.?!])")
 _NUMBER_CELL = re.compile(r"[-\d.,=%]+")
+_GIVEN = re.compile(r"^[-\d.,=%]+$|\w\s?=\s?[\w.-]{0,40}\d")  # a number, or a name with its value
 _OWNER_CELL = re.compile(
     r"(?P<rank>rank|proc(?:ess)?|trainer)?(?P<gpu>gpu|cuda)?(?P<short>[rw])?[ _:#]{0,2}(?P<number>\d{1,6})",
     re.IGNORECASE,
@@ -92,7 +93,7 @@ class RankTables:
             if len(cells) > 2 and (owners := _numbered_ranks(cells)):
                 self._owners, self._layout, self.heading = owners, layout, heading
                 return True
-            if len(cells) < 2 or "per" in cells or any(_NUMBER_CELL.fullmatch(cell) for cell in cells):
+            if len(cells) < 2 or "per" in cells or any(map(_GIVEN.search, cells)):
                 continue  # figures are in the rows, and a heading says of what they are
             if layout == " " and not all(map(_WORD.fullmatch, cells)):
                 continue  # a sentence, which may be the heading of a list

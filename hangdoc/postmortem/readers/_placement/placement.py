@@ -90,6 +90,10 @@ class Placement:
         """The only rank of a host; None: it has several, or the text does not show all of them."""
         return self.alone.get(_short(host))
 
+    def ranks_of(self, host: str) -> Sequence[int]:
+        """The ranks of a host, if the text states all of them; else empty."""
+        return self.whole.get(_short(host), ())
+
     def rank_of_local(self, host: str | None, node: int | None, local: int) -> int | None:
         """The rank of a process by its number on its host, which is its rank if nothing shows another host."""
         rank = self.locals.get((_short(host), local))

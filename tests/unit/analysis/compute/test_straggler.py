@@ -24,6 +24,8 @@ def train(x):
         loss.backward()
         dist.all_reduce(loss)
         evaluate(model)
+        time.sleep(delay)
+        dist.broadcast(loss, 0)
 """
 EVERY_S = 0.5
 LOOKS = 19
@@ -42,6 +44,8 @@ class Doing:
     nice: int = 0
     cores: tuple[int, ...] = (0, 1)
     alone: bool = False  # at a line that no other rank runs
+    sleeps: bool = False  # in its own code
+    broadcast: bool = False  # waits in a broadcast, not in an all-reduce
     kernel: float = 0.0  # of cpu
 
 
@@ -67,10 +71,11 @@ def watched(stage: Stage, *ranks: Callable[[int], Doing]) -> Facts:
             process = Process(pid, 1, 0, doing.state, ("python",), None, None, 60.0 + look, cpu_s, 1, (main,), **more)  # type: ignore[arg-type]
             variables = {"train": [number("step", doing.step), tensor("x", doing.rows, 4)]}
             record: dict[str, Any] = {"variables": variables, "records": {"cpu": process}, "state": doing.state}
+            op, line = ("broadcast", 8) if doing.broadcast else ("all_reduce", 5)
             shown.append(
-                in_c10d("all_reduce", ("train", 5), **record)
+                in_c10d(op, ("train", line), **record)
                 if doing.waits
-                else At([("train", 6 if doing.alone else 3)], **record)
+                else At([("train", 7 if doing.sleeps else 6 if doing.alone else 3)], **record)
             )
         looks.append(shown)
     return stage.facts(*looks, every_s=EVERY_S)
@@ -122,6 +127,39 @@ def test_a_straggler_in_lines_of_its_own_whose_steps_take_longer_than_a_look(sta
     )
     assert not late.ranks[1].pace.each_step
     assert [rank.pace.late for rank in late.ranks] == [False, True]
+
+
+def backs_off(look: int) -> Doing:
+    """Sleeps in every step, and steps on between two looks."""
+    return Doing(0.02, waits=False, step=look, sleeps=True)
+
+
+def waits_for_its_sleep(look: int, broadcast: bool = False) -> Doing:
+    return Doing(0.05, step=look, broadcast=broadcast)
+
+
+def waits_for_a_request(look: int) -> Doing:
+    return waits_for_its_sleep(look, broadcast=True)
+
+
+@pytest.mark.parametrize(
+    ("peer", "late"),
+    [
+        (waits_for_its_sleep, True),
+        (waits_for_a_request, False),  # of a server whose first rank polls for work
+        (busy(0.95), False),
+    ],
+)
+def test_a_rank_that_sleeps_in_every_step(stage: Stage, peer: Callable[[int], Doing], late: bool) -> None:
+    facts = watched(stage, peer, peer, backs_off)
+    assert [rank.pace.late for rank in facts.ranks] == [False, False, late]
+    assert facts.ranks[2].pace.doing == "idle"
+
+
+def test_a_rank_that_sleeps_once(stage: Stage) -> None:
+    """Whatever it waits for, no step goes by."""
+    facts = watched(stage, still, still, lambda look: replace(backs_off(look), step=0))
+    assert not any(rank.pace.late for rank in facts.ranks)
 
 
 def evaluates(look: int) -> Doing:
