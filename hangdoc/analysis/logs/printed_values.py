@@ -23,7 +23,7 @@ PRINTED = "printed"  # kind of event
 SECONDS, METRIC = "seconds", "metric"  # begin of the names of times, and of results
 FINITE, NONFINITE = "finite", "nonfinite"  # begin of the names of losses and of norms of gradients
 SETTINGS = ("setting", "model setting")  # begin of the names of what a job, and what a model, has once
-OWN = ("samples", "loss before the reduction")  # names of what ranks should not have in common
+OWN = ("samples", "data", "loss before the reduction")  # names of what ranks should not have in common
 ALONE = "world size 1"  # its name, if the line says that the process is the only one
 
 

@@ -23,7 +23,7 @@ from hangdoc.postmortem.readers._logs.catalogue import NOTICE
 from hangdoc.postmortem.readers._logs.ending import Counter, ErrorLine, read_ending
 from hangdoc.postmortem.readers._logs.exits import LATER_S, exits_in, failure_entry
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
-from hangdoc.postmortem.readers._logs.printed_lines import SAMPLES
+from hangdoc.postmortem.readers._logs.printed_lines import DATA, SAMPLES
 from hangdoc.postmortem.readers._logs.scan import MatchedLine, ScanSummary
 from hangdoc.postmortem.readers._logs.tracebacks import (
     CHAINED,
@@ -40,6 +40,7 @@ from hangdoc.redaction.text import redact, redact_identifier, redact_text
 MAX_ORIGINS = 20_000
 # Kinds about a host, beside OF_HOST.
 HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait", "port_in_use", "file_system_full"})
+_GPU_ROW = re.compile(rb"^\|\s{1,4}(\d{1,3})\s{1,4}[A-Z][^|\n]{4,60}\|", re.MULTILINE)  # of nvidia-smi
 _LOGIN = re.compile(rb"(?<![\w.@-])[\w.-]{1,32}@([\w-]{1,63})(?=[ :])")  # of a prompt
 OF_PORT = frozenset({"ib_event", "port_event"})  # kinds about a network port, which all ranks of a host share
 AT_PEER = ("peer", "address", "mac", "lid", "efa")  # fields with an address of a peer
@@ -199,12 +200,8 @@ class LogCollector:
             return
         if kind in OF_GPU and line.rank is None and "gpu" in fields:
             origin = replace(origin, gpu=pci_address(fields["gpu"]), rank=self._rank_of_gpu(line, fields))
-        if (
-            kind == "gpu_out_of_memory"
-            and origin == LineOrigin(host=origin.host)
-            and (gpu := int(fields.get("gpu") or 0))
-        ):
-            origin = replace(origin, local=gpu)  # a process that sees several GPUs and uses that of its number
+        if kind == "gpu_out_of_memory" and origin == LineOrigin(host=origin.host):
+            origin = replace(origin, local=self._local_of_gpu(fields.get("gpu") or ""))
         if kind in OF_PROCESS and line.rank is None and "pid" in fields:
             origin = self._about(origin, fields)
         if kind in OF_PORT and line.rank is None and line.host:
@@ -281,6 +278,15 @@ class LogCollector:
             if rank is not None:
                 return rank
         return self.placement.rank_of(ProcessRef(None, host, int(pid[:9]))) if pid else None
+
+    def _local_of_gpu(self, number: str) -> int | None:
+        """The number of a process that names its GPU by number, if the text shows all GPUs of the only host.
+
+        Not of GPU 0: a process that sees only its own GPU calls it that.
+        """
+        shown = {int(gpu) for gpu in _GPU_ROW.findall(self.hosts.content)}
+        alone = len({*_LOGIN.findall(self.hosts.content)}) < 2 and len(shown) > 1 and shown == set(range(len(shown)))
+        return int(number) if alone and number and int(number) in shown - {0} else None
 
     def _host_of(self, matched: MatchedLine, line: Line, match: re.Match[str]) -> str | None:
         """The host of a message that names none: a label in front of it, or the text above."""
@@ -414,7 +420,12 @@ class LogCollector:
             if self.origins.resolve(origin, self.run).rank is not None or COUNTED_AFTER & self.file_kinds:
                 self._events_of(origin).add(self._counter_event(counter))
         for origin, printed in ending.printed:
-            if printed.name == SAMPLES and origin.rank is None and origin.local is not None and origin.host is None:
+            if (
+                printed.name in (SAMPLES, DATA)
+                and origin.rank is None
+                and origin.local is not None
+                and origin.host is None
+            ):
                 origin = LineOrigin(origin.local)  # whatever its rank is: the lists are equal, or not
             fields = {"name": printed.name, "value": redact(printed.name, printed.value)[:FIELD]}
             fields |= {"step": str(printed.step)} if printed.step is not None else {}

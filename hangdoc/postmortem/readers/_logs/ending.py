@@ -19,6 +19,7 @@ from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
 from hangdoc.postmortem.readers._logs.printed_lines import (
     ALONE,
     COUNTER,
+    DATA,
     DIFFERS_IN_PARTS,
     FAREWELL,
     FINITE,
@@ -64,7 +65,7 @@ _MAYBE = re.compile(
     r"%\||step|loader|dataset|sampler|iter|batch|update|epoch|Error|Exception"
     r"|loss|stop|exit|finished|bye|training|reached|all done"
     r"|nan\b|grad|\bgn\b|_gn\b|\|g|val|eval|fwd|forward|compute|norm|sha|sum|hash|md5|world.?size"
-    r"|replica|num_processes|checkpoint|commit|revision|vocab|tok|emb|param|lr\b|dtype|precision|restor|resum|len|\[",
+    r"|replica|num_processes|checkpoint|commit|revision|vocab|tok|emb|param|lr\b|dtype|precision|restor|resum|len|[\[(]\s?[\"'\d]",
     re.IGNORECASE,
 )
 _MAYBE_ERROR = re.compile(r"(?:Error|Exception|Interrupt): ")
@@ -72,7 +73,7 @@ _BARE_RANK = re.compile(r"\s{0,8}(\d{1,4})[:)]?\s{1,4}\[")
 _WORKER = re.compile(r"\s{0,8}\[?worker[ _-]?(\d{1,4})[\]:]", re.IGNORECASE)
 _ITS_GPU = re.compile(r"\bcuda:(\d{1,3})\W{0,3}$")
 _RANK = re.compile(
-    r"(?<![\w-])(?:global[_ ])?(?:rank|rk|r(?=[=:]\d|\d{1,6}(?:[\])]|\s{1,4}s(?:tep)?[ =]?\d)))"
+    r"(?<![\w-])(?:global[_ ])?(?:rank|rk|r(?=[=:]\d|\d{1,6}(?:[\])]|\s{1,4}(?:s(?:tep)?|it(?:er)?)[ =]?\d)))"
     r"[\"']?(?:[ =#_-]|: ?)?(\d{1,6})\b(?!\.\d)",
     re.IGNORECASE,
 )
@@ -179,12 +180,12 @@ def read_ending(
                     by = origin_of(line)  # the rank in the text is 0 in each of them
                 else:
                     by = _counting(line, origin_of)
-                if value.name == SAMPLES:
+                if value.name in (SAMPLES, DATA):
                     samples = True
                     by = _of_list(line, by)
                 elif value.form and by.rank is None and (worker := _WORKER.match(line.text)) and not ranked:
                     by = LineOrigin(int(worker[1]), None, by.host, by.pid)
-                if value.name == SAMPLES:
+                if value.name in (SAMPLES, DATA):
                     count = batches[by, value.form] = batches.get((by, value.form), 0) + 1
                     value = replace(value, step=count if value.step is None else value.step)
                 keep(value, by)

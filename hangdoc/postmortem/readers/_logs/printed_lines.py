@@ -20,8 +20,9 @@ FAREWELL = "farewell"  # name of a line by which a rank ends its training
 EPOCH_END = "end of epoch"  # name of a line by which a rank says that its loop over the batches is over
 CHECKPOINT = "checkpoint"  # name of where a rank resumed from
 SETTING, OF_MODEL = "setting", "model setting"  # begin of the names of what a job, and what a model, has once
-SAMPLES, LOCAL_LOSS = "samples", "loss before the reduction"  # names of what ranks should not have in common
-DIFFERS_IN_PARTS = (OF_MODEL, SAMPLES, LOCAL_LOSS)
+# Names of what ranks should not have in common.
+SAMPLES, DATA, LOCAL_LOSS = "samples", "data", "loss before the reduction"
+DIFFERS_IN_PARTS = (OF_MODEL, SAMPLES, DATA, LOCAL_LOSS)
 MAX_FORM = 60  # characters
 _ITS_RANK = re.compile(
     r"(?<![\w-])(?:rank|rk|r(?=[=:]?\d{1,6}\b))[\"']?(?:[ =#_-]|: ?)?\d{1,6}(?: ?/ ?\d{1,6})?\W?", re.IGNORECASE
@@ -126,10 +127,10 @@ MAX_SETTINGS = 16  # of a line
 _ITEM = r"\[?\s?[\"']?[\w./:-]{1,80}[\"']?\s?\]?"
 _ITEMS = re.compile(rf"[\[(]\s?(?P<items>{_ITEM}(?:\s?,\s?{_ITEM}){{2,31}})(?:\s?,\s?\.{{2,3}})?\s?[\])]")
 _SAMPLES = re.compile(
-    r"\b(?:(?:sample|batch|data|first|utt|example)?[ _]?(?:ids?|idx|ind(?:ex|ices)|keys|urls)|samples|batch"
-    r"|examples)\b",
+    r"\b(?:(?:sample|batch|data|first|utt|example)?[ _]?(?:ids?|idx|ind(?:ex|ices)|keys|urls)|samples|examples)\b",
     re.IGNORECASE,
 )
+_MAYBE_SAMPLES = re.compile(r"\bbatch\b", re.IGNORECASE)  # or its shape
 _NO_SAMPLES = re.compile(
     r"shape|size|\bdim|device|group|host|column|rank ids|visible|betas|token|input_ids|label", re.IGNORECASE
 )
@@ -194,8 +195,8 @@ def printed_in(line: Line, number: int, above: str = "") -> Iterator[PrintedValu
         name = f"{SETTING} {ordered['name'].lower()}"
         yield PrintedValue(name, rows["items"], None, text, number, line.at, form=_form(text[: rows.start()]))
     if listed := _samples_in(text, above):
-        items, front = listed
-        yield PrintedValue(SAMPLES, items, step_in(front), text, number, line.at, form=_form(text))
+        name, items, front = listed
+        yield PrintedValue(name, items, step_in(front), text, number, line.at, form=_form(text))
     for loss in list(_LOSS.finditer(text))[:MAX_LOSSES]:
         if not _NOT_OWN.search(loss["name"]):
             name = re.sub(r"\W+", " ", loss["name"]).lower()
@@ -222,18 +223,23 @@ def printed_in(line: Line, number: int, above: str = "") -> Iterator[PrintedValu
         yield PrintedValue(name, match["value"].rstrip("."), at, text, number, line.at)
 
 
-def _samples_in(text: str, above: str) -> tuple[str, str] | None:
-    """The samples that a line lists, and the text in front of them. None: no list, or one that may be anything."""
+def _samples_in(text: str, above: str) -> tuple[str, str, str] | None:
+    """What a list in a line is: SAMPLES, or DATA if it may be something else; its items, and the text in front of it.
+
+    None: no list, or one of something else. Numbers that change with each step, and not with the rank, are the data.
+    """
     found = _ITEMS.search(text)
     front = text[: found.start()] if found else ""
     if found is None or _NO_SAMPLES.search(front):
         return None
     said = _SAMPLES.search(front) or (_SAMPLES.search(above) and not _NO_SAMPLES.search(above))
-    if not said and step_in(front) is None:  # what changes with each step, and not with the rank, is the data
+    if not said and not _MAYBE_SAMPLES.search(front) and step_in(front) is None:
         return None
     items = re.findall(r"[\w./:-]+", found["items"])
     counted = items == [str(place) for place in range(len(items))]
-    return None if counted or len(set(items)) < LEAST_SAMPLES else (", ".join(items), front)
+    if counted or len(set(items)) < LEAST_SAMPLES:
+        return None
+    return (SAMPLES if said else DATA), ", ".join(items), front
 
 
 def _form(text: str) -> str:
