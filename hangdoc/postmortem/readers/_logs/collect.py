@@ -193,6 +193,8 @@ class LogCollector:
             fields["peer_host"] = host
         self.origins.observe(kind, line, fields)
         origin = self.origins.origin_of(line)
+        if origin.host is not None and not of_host and origin == LineOrigin(host=origin.host):
+            origin = replace(origin, rank=self.placement.rank_alone_on(origin.host))
         if origin.local is not None and origin.rank is None:
             origin = replace(origin, node=self.nodes.at(self.text_line, origin.local))
         if kind in ("nccl_rank", "ray_worker"):

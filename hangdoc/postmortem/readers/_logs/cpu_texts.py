@@ -66,6 +66,7 @@ _NPROC_IS = re.compile(
     r"|\b(?:cpu_count|cpus?)\(\) ?(?:=|->|:) ?(\d{1,5})\b"
     r"|\((\d{1,4}) (?:cpu |logical |physical |CPU )?(?:cores|cpus|CPUs)\)"
     r"|\b\d{1,4} (?:physical )?cores ?(?:/|,|with) ?(\d{1,4}) (?:hardware |hyper|logical )?(?:threads|CPUs)\b"
+    r"|\b(\d{1,4}) (?:hw|hardware|logical) (?:threads|cores|cpus|CPUs)\b"
     r"|\b(\d{1,4})[ -]cores? (?:box|node|machine|host|server|workstation)s?\b"
     r"|\b(?:node|host|machine|server|box)s? (?:each )?(?:has|have|with) (\d{1,4}) cores\b(?! ?/)"
     r"|\bthreads\b.{1,40}\bcpus[ =:]{1,2}(\d{1,4})\b"

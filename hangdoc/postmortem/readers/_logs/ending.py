@@ -45,6 +45,8 @@ TEXT = 400  # characters of an error that are kept
 
 # `Epoch 3:  45%|####   | 450/1000 [10:12<12:28, 1.36s/it]`
 _BAR = re.compile(r"\d{1,3}%\|[^|\n]{0,200}\| *(?P<at>\d{1,9})/(?P<of>\d{1,9}) *\[")
+# Behind the rank: `[r0] b417 forward`, `r2 it 623 done`
+_SHORT_COUNTER = re.compile(r"\W{1,4}(?P<unit>b|it|mb)[ =:#]?(?P<at>\d{1,9})(?=[\s:,|]|$)", re.IGNORECASE)
 # `epochs=4 batch=2048 lr=0.1`: settings, not a place in them
 _SETTINGS = re.compile(r"\b(?:(?:num|max|n|total)_)?epochs\W{1,3}\d{1,6}\b", re.IGNORECASE)
 # `Epoch 3 [450/1000]`, `Epoch: [3][450/1000]`
@@ -73,7 +75,8 @@ _BARE_RANK = re.compile(r"\s{0,8}(\d{1,4})[:)]?\s{1,4}\[")
 _WORKER = re.compile(r"\s{0,8}\[?worker[ _-]?(\d{1,4})[\]:]", re.IGNORECASE)
 _ITS_GPU = re.compile(r"\bcuda:(\d{1,3})\W{0,3}$")
 _RANK = re.compile(
-    r"(?<![\w-])(?:global[_ ])?(?:rank|rk|r(?=[=:]\d|\d{1,6}(?:[\])]|\s{1,4}(?:s(?:tep)?|it(?:er)?)[ =]?\d)))"
+    r"(?<![\w-])(?:global[_ ])?"
+    r"(?:rank|rk|r(?=[=:]\d|\d{1,6}(?:[\])]|\s{1,4}(?:s(?:tep)?|it(?:er)?|m?b)[ =]?\d{1,9}\b)))"
     r"[\"']?(?:[ =#_-]|: ?)?(\d{1,6})\b(?!\.\d)",
     re.IGNORECASE,
 )
@@ -250,6 +253,9 @@ def _counters(line: Line, number: int) -> Iterator[Counter]:
         unit = "batch of the epoch"
     elif (match := COUNTER.search(text)) and not _SETTINGS.search(text[: match.start()]):
         unit = re.sub(r"[\W_]+", " ", match["unit"]).strip().lower().rstrip("s")
+    elif (rank := _RANK.search(text[:200])) and (short := _SHORT_COUNTER.match(text, rank.end())):
+        yield Counter(f"short {short['unit'].lower()}", None, int(short["at"]), None, None, text, number, line.at)
+        return
     else:
         return
     of = int(match["of"]) if match["of"] else None

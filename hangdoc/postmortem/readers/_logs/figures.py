@@ -353,7 +353,8 @@ def _figures(value: Value, step: int | None, line: int) -> Iterable[Figure]:
         text = f"{number * known.factor:.9g}" if known.factor is not None else text
     elif known.kind != "state":
         return ()
-    name = " ".join(re.sub(r"[\d_]+", " ", value.name.lower()).split())[:MAX_NAME]
+    said = _last_sentence(value.name).partition(",")[0] if len(value.name) > MAX_NAME else value.name
+    name = " ".join(re.sub(r"(?<!md)(?<!sha)[\d_]+", " ", said.lower()).split())[:MAX_NAME]
     step = value.step if value.step is not None else step
     if not value.owners:
         timed = known.factor is not None and (known.kind == "input" or known.kind in SPENT)

@@ -42,6 +42,7 @@ _PREFIXES: tuple[re.Pattern[str], ...] = (
     re.compile(r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?"),  # kubectl logs --prefix
     re.compile(r"(?:stdout|stderr) [FP] "),  # files of the container runtime, after the time
     re.compile(r"(?P<host>[a-z0-9][\w.-]*) +\| "),  # docker compose
+    re.compile(r"(?P<host>[a-z][a-z0-9.-]{1,80}-\d{1,5})\s{1,4}(?=\d{4}-\d\d-\d\dT)"),  # pod and time
     re.compile(r"(?P<host>[a-z0-9][\w.-]+) (?!kernel)[\w.-]+ (?=\d{4}-\d\d-\d\dT)"),  # stern: pod, container, time
     re.compile(r"(?:(?P<kernel_host>[a-zA-Z][\w.-]*) )?kernel: (?:\[ *\d+\.\d+\] )?"),
     re.compile(r"\[ *\d+\.\d{6}\] "),  # dmesg

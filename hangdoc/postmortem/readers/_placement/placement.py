@@ -82,8 +82,9 @@ class Placement:
     @property
     def pieces(self) -> Iterator[Piece]:
         """The ranks of each host of which all are stated, for who looks for the ranks of a host at fault."""
-        if self.whole or self.per_node:
-            ranks = {host: tuple(ranks) for host, ranks in self.whole.items()}
+        if self.whole or self.per_node or self.alone:
+            ranks: dict[str, tuple[int, ...]] = {host: (rank,) for host, rank in self.alone.items()}
+            ranks |= {host: tuple(ranks) for host, ranks in self.whole.items()}
             yield Piece(ProcessRef(), "placement", HostRanks(ranks, self.per_node))
 
     def rank_alone_on(self, host: str) -> int | None:

@@ -19,6 +19,7 @@ from hangdoc.postmortem.readers._elided import EarlierStacks, Elision, elision
         ("    [snip]", Elision(None, True)),
         ("identical", Elision(None, True)),
         ("rest: same as rank 0", Elision(0, True)),
+        ("  <same as card 0, model.py 231, _sample 3482>", Elision(None, True)),
         ("loss is the same", None),
         ("    forward (net.py:12)", None),
         ("", None),

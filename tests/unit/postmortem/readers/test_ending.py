@@ -103,3 +103,41 @@ def test_a_gpu_at_the_start_of_a_line_stands_for_the_local_rank() -> None:
 def test_a_rank_in_an_error_did_not_raise_it() -> None:
     ((origin, _),) = ending("RuntimeError: Rank 3 failed to pass monitoredBarrier in 60000 ms").errors
     assert origin.rank is None
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("rank{}: Loading checkpoint from ep0-ba42000-rank{}.pt", ("checkpoint", "ep0 ba42000")),
+        ("[rank{}]: resume: /ck/last.pt  global_step=14000", ("checkpoint", "global_step=14000")),
+        ("rank {} tokenizer_sha: 77ab01c9", ("setting tokenizer sha", "77ab01c9")),
+        ("rank {}/4 tok=/nb/tok emb=(32004, 256)", ("model setting emb", "(32004, 256)")),
+        ("step 40 | rank {} lr: 0.00027415", ("setting lr", "0.00027415")),
+        ("rank {} label vocab (3): ['neg', 'pos', 'mixed']", ("setting vocab", "'neg', 'pos', 'mixed'")),
+        ("[rank{}] step 7 ids [40, 9913, 22871]", ("samples", "40, 9913, 22871")),
+        ("r{} it 50: rows (9912, 44, 31208)", ("data", "9912, 44, 31208")),
+        ("[rank{}] step 120 local_loss 3.418207", ("loss before the reduction", "3.418207")),
+    ],
+)
+def test_what_ranks_print_in_lines_of_one_form(text: str, found: tuple[str, str]) -> None:
+    printed = ending("\n".join(text.replace("{}", str(rank)) for rank in range(3)) + "\n").printed
+    values = {(origin.rank, value.name, value.value) for origin, value in printed}
+    assert {(rank, *found) for rank in range(3)} <= values
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[rank{}] step 10 images shape [32, 3, 224, 224] loss 6.9",
+        "[rank{}] mesh ranks [0, 1, 2, 3], visible devices [0, 1, 2]",
+        "[rank{}] step 10 batch size: 31 loss 6.9",  # of this step
+        "rank {} stage 2 of the pipeline, params: 308281344",
+    ],
+)
+def test_what_may_differ_or_be_alike_by_design(text: str) -> None:
+    printed = ending("\n".join(text.replace("{}", str(rank)) for rank in range(3)) + "\n").printed
+    assert [value.name for _, value in printed if not value.name.startswith("finite")] == []
+
+
+def test_a_setting_of_one_writer_is_not_compared() -> None:
+    assert ending("rank 1 dtype=float16\nstep 1\n").printed == ()

@@ -31,6 +31,9 @@ from hangdoc.postmortem.readers._placement.placement import placement_of
         ("rank 9 is on dgx-4, rank 10 is on dgx-5", {9: "dgx-4", 10: "dgx-5"}),
         ("global rank 5 -> worker-1 / local 1", {5: "worker-1"}),
         ("the machine with ranks 2 and 3 is h9", {2: "h9", 3: "h9"}),
+        ("rank layout: gx1 = 0..1, gx2 = 2..3", {0: "gx1", 1: "gx1", 2: "gx2", 3: "gx2"}),
+        ("RANK per pod: master-0=0, worker-1=2, worker-0=1", {0: "master-0", 1: "worker-0", 2: "worker-1"}),
+        ("rank times: node1 12, node2 14", {}),  # not every rank once
         ("rank -> host\n0 -> ab01\n1 -> ab02\n2 -> ab03", {0: "ab01", 1: "ab02", 2: "ab03"}),
         ("RANK  HOST    PID    GPU\n0     cn04    30211  0\n1     cn04    30212  1", {0: "cn04", 1: "cn04"}),
         ("| rank | node | pid |\n|---|---|---|\n| 0 | cn04 | 30211 |\n| 1 | cn05 | 811 |", {0: "cn04", 1: "cn05"}),
