@@ -40,7 +40,6 @@ MAX_LINES = 4_000  # of a file that several ranks wrote
 MAX_LINES_OF_ONE = 24  # of a file that one rank wrote, for its counters
 MAX_COUNTERS = 20_000  # ranks and units
 MAX_ERRORS = 64
-TEXT = 400  # characters of a line with values of several ranks in which its step is looked for
 TEXT = 400  # characters of an error that are kept
 
 # `Epoch 3:  45%|####   | 450/1000 [10:12<12:28, 1.36s/it]`
@@ -182,13 +181,9 @@ def read_ending(
                 elif value.name == ALONE:
                     by = origin_of(line)  # the rank in the text is 0 in each of them
                 else:
-                    by = _counting(line, origin_of)
+                    by = _printing(line, value, _counting(line, origin_of), ranked)
                 if value.name in (SAMPLES, DATA):
                     samples = True
-                    by = _of_list(line, by)
-                elif value.form and by.rank is None and (worker := _WORKER.match(line.text)) and not ranked:
-                    by = LineOrigin(int(worker[1]), None, by.host, by.pid)
-                if value.name in (SAMPLES, DATA):
                     count = batches[by, value.form] = batches.get((by, value.form), 0) + 1
                     value = replace(value, step=count if value.step is None else value.step)
                 keep(value, by)
@@ -224,14 +219,20 @@ def _counting(line: Line, origin_of: Callable[[Line], LineOrigin]) -> LineOrigin
     return origin
 
 
-def _of_list(line: Line, origin: LineOrigin) -> LineOrigin:
-    """The origin of a line with a list, which may begin with the rank alone, or end in its GPU."""
-    if origin.rank is not None or origin.local is not None:
+def _printing(line: Line, value: PrintedValue, origin: LineOrigin, ranked: bool) -> LineOrigin:
+    """The origin of a line with a value, which may begin with the rank alone or end in its GPU, if it is a list.
+
+    `ranked`: the text speaks of ranks, so that a worker is one of a loader.
+    """
+    if origin.rank is not None or origin.local is not None or not value.form:
         return origin
+    if value.name not in (SAMPLES, DATA):
+        worker = None if ranked else _WORKER.match(line.text)
+        return replace(origin, rank=int(worker[1])) if worker else origin
     if match := _BARE_RANK.match(line.text):
-        return LineOrigin(int(match[1]), None, origin.host, origin.pid)
+        return replace(origin, rank=int(match[1]))
     if match := _ITS_GPU.search(line.text):
-        return LineOrigin(None, int(match[1]), origin.host, origin.pid)
+        return replace(origin, local=int(match[1]))
     return origin
 
 

@@ -13,24 +13,29 @@ from hangdoc.postmortem.readers._logs.local_values import LocalValue
 from hangdoc.postmortem.readers._logs.prefixes import Line
 
 MAX_LOSSES = 8  # of a line
+MAX_SETTINGS = 16  # of a line
 MAX_STEP_TEXT = 400  # characters of a line with values of several ranks in which its step is looked for
-METRIC = "metric"  # begin of the names of results
-FINITE, NONFINITE = "finite", "nonfinite"  # begin of the names of losses and of norms of gradients
-FAREWELL = "farewell"  # name of a line by which a rank ends its training
-EPOCH_END = "end of epoch"  # name of a line by which a rank says that its loop over the batches is over
-CHECKPOINT = "checkpoint"  # name of where a rank resumed from
-SETTING, OF_MODEL = "setting", "model setting"  # begin of the names of what a job, and what a model, has once
-# Names of what ranks should not have in common.
-SAMPLES, DATA, LOCAL_LOSS = "samples", "data", "loss before the reduction"
-DIFFERS_IN_PARTS = (OF_MODEL, SAMPLES, DATA, LOCAL_LOSS)
+MAX_FAREWELL = 300  # characters of a line in which a farewell is looked for
 MAX_FORM = 60  # characters
+LEAST_SAMPLES = 3
+LEAST_DIGITS = 5  # of a loss that is not equal by chance
+
+# Names of values.
+CHECKPOINT = "checkpoint"  # where a rank resumed from
+SAMPLES, DATA, LOCAL_LOSS = "samples", "data", "loss before the reduction"  # what ranks should not have in common
+FAREWELL = "farewell"  # by this line a rank ends its training
+EPOCH_END = "end of epoch"  # by this line a rank says that its loop over the batches is over
+ALONE = "world size 1"  # by this line a process says that it is the only one
+# Begins of names.
+METRIC = "metric"  # a result
+FINITE, NONFINITE = "finite", "nonfinite"  # a loss or a norm of gradients
+SETTING, OF_MODEL = "setting", "model setting"  # what a job, and what a model, has once
+DIFFERS_IN_PARTS = (OF_MODEL, SAMPLES, DATA, LOCAL_LOSS)  # where ranks hold parts of one model, this says nothing
+
 _ITS_RANK = re.compile(
     r"(?<![\w-])(?:rank|rk|r(?=[=:]?\d{1,6}\b))[\"']?(?:[ =#_-]|: ?)?\d{1,6}(?: ?/ ?\d{1,6})?\W?", re.IGNORECASE
 )
 _NUMBERS = re.compile(r"\S*\d\S*")
-MAX_FAREWELL = 300  # characters of a line in which it is looked for
-ALONE = "world size 1"  # name of a line by which a process says that it is the only one
-
 # Not loguru's `module:step:144 - `. `step 120`, `global_step=120`, `iteration 120/ 1000`, `Step: [120/1000]`
 COUNTER = re.compile(
     r"\b(?P<unit>(?:global|train(?:ing)?|current)?[_ ]?(?:step|iter(?:ation)?|batch|update)s?)\b"
@@ -122,7 +127,6 @@ _ORDERED = re.compile(
     r"\b(?P<name>vocab(?:ulary)?|labels|classes|label[ _]?map|columns|features|param(?:eter)?[ _](?:names|order))\b",
     re.IGNORECASE,
 )
-MAX_SETTINGS = 16  # of a line
 # The samples of a batch: `ids [14, 3, 9]`, `first keys: ['b7f-17', 'b7f-18', 'c02-11']`, `batch [[14], [3], [9]]`
 _ITEM = r"\[?\s?[\"']?[\w./:-]{1,80}[\"']?\s?\]?"
 _ITEMS = re.compile(rf"[\[(]\s?(?P<items>{_ITEM}(?:\s?,\s?{_ITEM}){{2,31}})(?:\s?,\s?\.{{2,3}})?\s?[\])]")
@@ -143,8 +147,6 @@ IN_PARTS = re.compile(
     r"|\bstage[ _=:-]?\d\b|\bexpert|zero[ _-]?3|\bsequence[ _-]parallel",
     re.IGNORECASE,
 )
-LEAST_SAMPLES = 3
-LEAST_DIGITS = 5  # of a loss that is not equal by chance
 # Times of a part of the step that no other rank can delay: `fwd 0.84s`; and `compute: rank0 0.91s rank1 8.77s`
 _PART = re.compile(
     r"\b(?P<name>fwd|bwd|forward|backward|compute)(?:[_ ]?time)?\W{1,3}"
