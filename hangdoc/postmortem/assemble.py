@@ -114,8 +114,11 @@ def _run_snapshots(pieces: Sequence[Piece], run: int | None, known: Mapping[int,
     hosts: dict[str, list[tuple[Target, _ProcessEvidence]]] = defaultdict(list)
     processes = _by_process(pieces)
     if any(_logged(process, WAITED) for process in processes):
+        following = [process for process in processes if process.end and _is_consequence(process, process.end)]
+        aborts = [process.end for process in following if process.end and process.end.signal == signal.SIGABRT]
         for process in processes:
-            process.end = None if process.end and _is_consequence(process, process.end) else process.end
+            silent = not process.looks.get("logs") and process.end in aborts  # a launcher's line names both
+            process.end = None if process in following or silent else process.end
     for process in processes:
         pid = process.pid if process.pid is not None else -1 - (process.rank or 0)
         target = Target(
