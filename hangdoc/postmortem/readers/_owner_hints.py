@@ -88,7 +88,7 @@ _DECORATION = re.compile(r"[\s=\-#*>\[\]():.,;|~+/$<_]+")
 _TITLE = re.compile(rf"\s*[=\-#*]{{2,}}\s*({NAME})\s*[=\-#*]{{2,}}\s*|==> ({NAME}) <==\s*")
 _DECORATED = re.compile(r"\s*(?:[=\-#*~+>]{2,}|#{1,6} )\s*\S.{0,200}")
 # What a loop over hosts prints above the output of each: `# node-a`, `node-a:`, `--- node-a`
-_ON_HOSTS = re.compile(r"\b(?:for|while|xargs)\b.*\b(?:ssh|rsh|kubectl|docker|srun|exec)\b")
+_ON_HOSTS = re.compile(r"\b(?:for|while|xargs)\b.{0,200}?\b(?:ssh|rsh|kubectl|docker|srun|exec)\b")
 _LOOPED = re.compile(rf"\s*(?:[#=\-*>]{{1,6}} ?)?({NAME}):?(?: ?[#=\-*<]{{1,6}})?\s*")
 _ENDING = re.compile(r"\.(?:txt|log|out|err|json|dump)$")
 _LEAD = re.compile(  # a heading may be a sentence; then it begins with the process, and ends in a colon
