@@ -18,6 +18,7 @@ from hangdoc.postmortem.readers._input_file import rank_in_name
 
 MAX_LINE = 16 * 2**10  # characters; a longer line is left as it is
 MAX_MESSAGES = 64  # in one line
+LEAST_LABELLED = 4  # lines, for a name in front of every one to be a label
 QUOTED_LINES = 3  # in a row with a bar in front: fewer may be the rest of a table
 
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9;:?]{0,60}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -206,6 +207,24 @@ _COLUMN = re.compile(
 _OF_PROCESS = re.compile(r"\s{0,4}(?:(?:[A-Z_]{0,40}RANK|SLURM_PROCID)=\d{1,6}|[RSDTtZXI][<NLsl+]{0,5})(?:\s|$)")
 
 
+# `trainer-0 | ` in front of a line, and a host that the line itself names: in a prompt, or as NCCL writes it.
+_LABEL = re.compile(r"([a-z0-9][\w.-]{0,80}) {1,20}\| ?")
+_OWN_HOST = re.compile(
+    r"\[?[a-z_][\w.-]{0,31}@([\w-]{1,63})[: ]|(?:\S{1,100}:)?([A-Za-z][\w-]{0,63}):\d{1,9}:\d{1,9} \[\d"
+)
+
+
+def _without_label(lines: list[TextLine]) -> list[TextLine]:
+    """Without the name that stands in front of every line, if lines say that they are of other hosts."""
+    labels = [_LABEL.match(line.text) for line in lines if line.text.strip()]
+    names = {label[1] if label else "" for label in labels}
+    if len(labels) < LEAST_LABELLED or len(names) > 1 or "" in names:
+        return lines
+    rest = [replace(line, text=_LABEL.sub("", line.text, count=1)) for line in lines]
+    hosts = {name for line in rest if (own := _OWN_HOST.match(line.text)) for name in own.groups() if name}
+    return rest if hosts - names else lines
+
+
 def _without_numbers(lines: list[TextLine]) -> list[TextLine]:
     """Without the line numbers of `grep -n`, `cat -n` and `nl`."""
     return _renumbered(_renumbered(lines, _NUMBERED, _are_of_grep), _LISTED, _are_of_cat)
@@ -331,5 +350,6 @@ _STEPS: tuple[Callable[[list[TextLine]], list[TextLine]], ...] = (
     _without_numbers,
     _without_files,
     _each(_without_ci),
+    _without_label,
     _apart,
 )

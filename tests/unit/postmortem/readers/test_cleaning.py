@@ -103,3 +103,17 @@ def test_hostile_text_is_fast(part: str, size: int) -> None:
     began = time.monotonic()
     cleaned(part * (size // len(part)))
     assert time.monotonic() - began < 10
+
+
+def test_a_label_in_front_of_every_line_gives_way_to_the_hosts_of_the_lines() -> None:
+    lines = [
+        "[root@gx7 ~]# dmesg",
+        "mlx5_3: Port: 1 Link DOWN",
+        "",
+        "gx5:80:81 [3] NCCL WARN lost",
+        "gx5:80:81 [3] end",
+    ]
+    labelled = "\n".join(f"trainer-0 | {line}" for line in lines)
+    assert texts(labelled) == lines
+    own = "\n".join(f"trainer-0 | step {step}" for step in range(5))
+    assert texts(own) == own.split("\n")
