@@ -167,7 +167,7 @@ class NetworkToolsReader:
 
 
 def _read_line(reading: _Reading, text: str) -> None:
-    for pair in _PAIR.finditer(text):
+    for pair in _PAIR.finditer(text) if "(" in text else ():
         if len(reading.names) < MAX_ALIASES and _is_host(pair[1]) and not _is_address(pair[1]):
             reading.names.setdefault(pair[2], pair[1])
     if (entry := _ETC_HOSTS.fullmatch(text)) and len(reading.names) < MAX_ALIASES and not _is_address(entry[2]):
@@ -189,7 +189,7 @@ def _read_line(reading: _Reading, text: str) -> None:
     if text.strip() in reading.looped:
         reading.host = text.strip()
         return
-    if found := _SSH.search(text):
+    if "ssh" in text and (found := _SSH.search(text)):
         reading.host = found[1] if _is_host(found[1]) else reading.host
     elif _observed(reading, text):
         return
@@ -278,10 +278,10 @@ def _version(reading: _Reading, host: str | None, text: str) -> None:
 
 
 def _path(reading: _Reading, text: str) -> None:
-    for rate in _PATH.finditer(text):
+    for rate in _PATH.finditer(text) if "b" in text else ():
         mbit = float(rate[3]) * _FACTOR[rate[4]]
         reading.add(None, "path_rate", text, **{"from": rate[1], "to": rate[2], "mbit": f"{mbit:g}"})
-    if found := _PING.search(text):
+    if "PING" in text and (found := _PING.search(text)):
         reading.pinged = found[1], int(found[3])
     elif (found := _PINGED.search(text)) and reading.pinged:
         host, size = reading.pinged
@@ -298,7 +298,7 @@ def _firewall(reading: _Reading, text: str) -> None:
             reading.add(
                 reading.host, "firewall_rejects", f"firewalld of {reading.host} lets in only {text.strip()}"[:200]
             )
-    if found := _DROPPED.search(text):
+    if "SRC=" in text and (found := _DROPPED.search(text)):
         named = re.search(rf"({_NAME}) kernel: ", text[: found.start()])
         host = named[1] if named and _is_host(named[1]) else reading.host or reading.names.get(found[2], found[2])
         reading.add(host, "firewall_rejects", text, port=found[3])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import IO
 
@@ -40,8 +40,12 @@ class Anchors:
         groups = [self.literals[at : at + GROUP] for at in range(0, len(self.literals), GROUP)]
         return [(_contains_any(group), group) for group in groups]
 
-    def within(self, text: str) -> list[str]:
-        """The literals in a line."""
+    @cached_property
+    def within(self) -> Callable[[str], Sequence[str]]:
+        """The literals in a line. Who has found the line asks again for what is in it."""
+        return lru_cache(2)(self._within)
+
+    def _within(self, text: str) -> Sequence[str]:
         return [one for holds, group in self._groups if holds(text) for one in group if one in text]
 
     def occur(self, text: str) -> bool:
