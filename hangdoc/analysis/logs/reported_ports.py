@@ -54,7 +54,8 @@ class PortsJob:
     blamed: tuple[Suspect, ...] = ()  # the hosts of the strongest of these signs, or their ranks
     suffers: bool = False  # a collective timed out, or a connection or a transfer between ranks failed
     rejects: tuple[Suspect, ...] = ()  # hosts whose firewall rejects or drops connections
-    reject_text: str | None = None  # the first line or rule that shows it
+    reject_text: str | None = None  # the first line or rule that shows it, or the ports that it lets in
+    reject_seen: bool = False  # a line or a rule shows it; else a port that failed is not among those that it lets in
     lossy: tuple[Suspect, ...] = ()  # hosts that send many TCP segments again, by their counters
     lossy_text: str | None = None  # "r12: 5.5% of the TCP segments were sent again since the host started"
     erring: tuple[Suspect, ...] = ()  # hosts with a port whose counter of corrupted frames grows
@@ -77,7 +78,8 @@ class ReportedPortsDetector(Detector[object, PortsJob]):
         unstable = _unstable(logs)
         erring = _erring(logs)
         lossy = _lossy(logs)
-        rejects = [(host, event) for host, event in logs.unattributed if event.kind == "firewall_rejects"]
+        seen = [(host, event) for host, event in logs.unattributed if event.kind == "firewall_rejects"]
+        rejects = seen or _closed(logs)
         return {}, PortsJob(
             slow=_suspects(slow),
             slow_text=slow_text,
@@ -96,6 +98,7 @@ class ReportedPortsDetector(Detector[object, PortsJob]):
             suffers=any(True for _ in logs.all(*TIMEOUTS, "ib_error", "connect_failed", "connection_closed")),
             rejects=on_hosts(case, _suspects(_known(host for host, _ in rejects))),
             reject_text=rejects[0][1].text if rejects else None,
+            reject_seen=bool(seen),
             lossy=on_hosts(case, _suspects(_known(lossy))),
             lossy_text=_told(lossy),
             erring=_suspects(_known(erring)),
@@ -105,10 +108,20 @@ class ReportedPortsDetector(Detector[object, PortsJob]):
         )
 
 
+def _closed(logs: JobLogs) -> list[tuple[str | None, LogEvent]]:
+    """The ports that a host lets in, if a rank could not connect to another port. Nothing, if several hosts list them:
+    then it is not known whose port it was.
+    """
+    lists = [(host, event) for host, event in logs.unattributed if event.kind == "firewall_open"]
+    failed = {event.fields["port"] for event in logs.all("connect_failed") if "port" in event.fields}
+    unlisted = len(lists) == 1 and not failed <= set(lists[0][1].fields["ports"].split())
+    return lists if unlisted else []
+
+
 KINDS = frozenset(
     {
-        "port_speed", "port_mtu", "port_state", "port_link", "path_rate", "path_loss", "firewall_rejects", "tcp_totals",
-        "socket_row", "peer_losses", "port_counter",
+        "port_speed", "port_mtu", "port_state", "port_link", "path_rate", "path_loss", "firewall_rejects",
+        "firewall_open", "tcp_totals", "socket_row", "peer_losses", "port_counter",
     }
 )  # fmt: skip
 

@@ -278,7 +278,7 @@ def _version(reading: _Reading, host: str | None, text: str) -> None:
 
 
 def _path(reading: _Reading, text: str) -> None:
-    for rate in _PATH.finditer(text) if "b" in text else ():
+    for rate in _PATH.finditer(text):
         mbit = float(rate[3]) * _FACTOR[rate[4]]
         reading.add(None, "path_rate", text, **{"from": rate[1], "to": rate[2], "mbit": f"{mbit:g}"})
     if "PING" in text and (found := _PING.search(text)):
@@ -294,10 +294,8 @@ def _firewall(reading: _Reading, text: str) -> None:
         reading.ports = True
     elif reading.ports and text.strip():
         reading.ports = False
-        if reading.host and _OPEN_PORTS.fullmatch(text):
-            reading.add(
-                reading.host, "firewall_rejects", f"firewalld of {reading.host} lets in only {text.strip()}"[:200]
-            )
+        if _OPEN_PORTS.fullmatch(text):
+            reading.add(reading.host, "firewall_open", text, ports=" ".join(re.findall(r"\d+(?=/tcp)", text)))
     if "SRC=" in text and (found := _DROPPED.search(text)):
         named = re.search(rf"({_NAME}) kernel: ", text[: found.start()])
         host = named[1] if named and _is_host(named[1]) else reading.host or reading.names.get(found[2], found[2])
