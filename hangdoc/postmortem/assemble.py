@@ -114,11 +114,14 @@ def _run_snapshots(pieces: Sequence[Piece], run: int | None, known: Mapping[int,
     hosts: dict[str, list[tuple[Target, _ProcessEvidence]]] = defaultdict(list)
     processes = _by_process(pieces)
     if any(_logged(process, WAITED) for process in processes):
-        following = [process for process in processes if process.end and _is_consequence(process, process.end)]
-        aborts = [process.end for process in following if process.end and process.end.signal == signal.SIGABRT]
+        aborts: set[End] = set()
         for process in processes:
-            silent = not process.looks.get("logs") and process.end in aborts  # a launcher's line names both
-            process.end = None if process in following or silent else process.end
+            if process.end and _is_consequence(process, process.end):
+                aborts |= {process.end} if process.end.signal == signal.SIGABRT else set()
+                process.end = None
+        for process in processes if aborts else ():
+            if process.end in aborts and not process.looks.get("logs"):
+                process.end = None  # a launcher's line names it beside one that timed out
     for process in processes:
         pid = process.pid if process.pid is not None else -1 - (process.rank or 0)
         target = Target(
