@@ -216,9 +216,14 @@ _OWN_HOST = re.compile(
 
 def _without_label(lines: list[TextLine]) -> list[TextLine]:
     """Without the name that stands in front of every line, if lines say that they are of other hosts."""
-    labels = [_LABEL.match(line.text) for line in lines if line.text.strip()]
-    names = {label[1] if label else "" for label in labels}
-    if len(labels) < LEAST_LABELLED or len(names) > 1 or "" in names:
+    names: set[str] = set()
+    for line in lines:
+        if line.text.strip():
+            label = _LABEL.match(line.text)
+            names.add(label[1] if label else "")
+            if len(names) > 1 or "" in names:
+                return lines
+    if len(lines) < LEAST_LABELLED:
         return lines
     rest = [replace(line, text=_LABEL.sub("", line.text, count=1)) for line in lines]
     hosts = {name for line in rest if (own := _OWN_HOST.match(line.text)) for name in own.groups() if name}

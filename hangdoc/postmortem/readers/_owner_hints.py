@@ -217,6 +217,11 @@ class OwnerHints:
         """The process of a dump that turned out to be empty: the text says whose stack it shares."""
         self.rank, self.pid, self.updated = process.rank, process.pid, True
 
+    def looped_host(self, text: str) -> str | None:
+        """The host whose output follows, where the last command ran on several in turn and printed their names."""
+        looped = _LOOPED.fullmatch(text) if self._remote else None
+        return looped[1] if looped and _may_be_host(looped[1]) else None
+
     def observe_command(self, command: str) -> None:
         """The rank in a comment behind the command line of a process: `python train.py  # rank 3`."""
         comment = _COMMENT_OF_COMMAND.search(command[-400:])
@@ -271,8 +276,8 @@ class OwnerHints:
         if same := _SAME.search(text):
             self._observe_same(_CLAUSE.split(text[: same.start()])[-1] or text[: same.start()], int(same[1]))
             return
-        if self._remote and (looped := _LOOPED.fullmatch(text)) and _may_be_host(looped[1]):
-            self.host, self.updated = looped[1], True
+        if host := self.looped_host(text):
+            self.host, self.updated = host, True
             return
         if title := _TITLE.fullmatch(text):
             name = _ENDING.sub("", title[1] or title[2])

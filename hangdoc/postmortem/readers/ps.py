@@ -51,8 +51,6 @@ _BESIDE = re.compile(
     r"\s{0,8}(?P<pid>\d{1,9}\s{1,4})?\[?(?:RANK=|[Rr]ank[ =:#_-]{0,2})(?P<rank>\d{1,6})\]?[:,|]?\s{1,8}"
     r"(?:pid[ =:]{1,2})?(?=\d|[A-Za-z]{1,4}\s)"
 )
-_LOOPS = re.compile(r"(?:sudo )?(?:for|while)\s")
-_TITLE = re.compile(r"\s*(?:[#=\-*>]{1,6} ?[\w.-]{1,80}:?|[\w.-]{1,80}:)(?: ?[#=\-*<]{1,6})?\s*")
 _STATE = re.compile(r"[RSDTtZXI][<NLsl+]{0,5}")
 _LAUNCHER = re.compile(
     r"torchrun|torch\.distributed\.(?:run|launch)|torch/distributed/(?:run|launch)\.py|(?<![\w.-])deepspeed(?= )"
@@ -133,7 +131,6 @@ class _Parser:
     _process: ProcessRef | None = None
     _rows: list[tuple[_Row, int]] = field(default_factory=list)
     _line: int = 0
-    _looped: bool = False  # the last command printed a table for each of several hosts or processes
 
     def feed(self, text: str) -> bool:
         self._line += 1
@@ -144,13 +141,12 @@ class _Parser:
         if (prompt := prompt_of(text)) and prompt.command:
             self.end()
             self._columns = _asked_columns(prompt.command)
-            self._looped = _LOOPS.match(prompt.command) is not None
             return False
         if not self._columns:
             self._columns = _asked_columns(text) if "ps " in text[:MAX_ASKED] else []
             return False
         row = _labelled_row(self._columns, text)
-        if row is None and self._looped and _TITLE.fullmatch(text):
+        if row is None and self.hints.looped_host(text):
             columns = self._columns  # the same command on the next host
             self.end()
             self._columns = columns

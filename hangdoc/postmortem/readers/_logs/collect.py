@@ -23,7 +23,7 @@ from hangdoc.postmortem.readers._logs.catalogue import NOTICE
 from hangdoc.postmortem.readers._logs.ending import Counter, ErrorLine, read_ending
 from hangdoc.postmortem.readers._logs.exits import LATER_S, exits_in, failure_entry
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
-from hangdoc.postmortem.readers._logs.printed_lines import DATA, SAMPLES
+from hangdoc.postmortem.readers._logs.printed_lines import OF_BATCH
 from hangdoc.postmortem.readers._logs.scan import MatchedLine, ScanSummary
 from hangdoc.postmortem.readers._logs.tracebacks import (
     CHAINED,
@@ -422,12 +422,7 @@ class LogCollector:
             if self.origins.resolve(origin, self.run).rank is not None or COUNTED_AFTER & self.file_kinds:
                 self._events_of(origin).add(self._counter_event(counter))
         for origin, printed in ending.printed:
-            if (
-                printed.name in (SAMPLES, DATA)
-                and origin.rank is None
-                and origin.local is not None
-                and origin.host is None
-            ):
+            if printed.name in OF_BATCH and origin.rank is None and origin.local is not None and origin.host is None:
                 origin = LineOrigin(origin.local)  # whatever its rank is: the lists are equal, or not
             fields = {"name": printed.name, "value": redact(printed.name, printed.value)[:FIELD]}
             fields |= {"step": str(printed.step)} if printed.step is not None else {}

@@ -19,14 +19,13 @@ from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
 from hangdoc.postmortem.readers._logs.printed_lines import (
     ALONE,
     COUNTER,
-    DATA,
     DIFFERS_IN_PARTS,
     FAREWELL,
     FINITE,
     IN_PARTS,
     NONFINITE,
+    OF_BATCH,
     RESUMED,
-    SAMPLES,
     PrintedValue,
     of_local,
     printed_in,
@@ -182,7 +181,7 @@ def read_ending(
                     by = origin_of(line)  # the rank in the text is 0 in each of them
                 else:
                     by = _printing(line, value, _counting(line, origin_of), ranked)
-                if value.name in (SAMPLES, DATA):
+                if value.name in OF_BATCH:
                     samples = True
                     count = batches[by, value.form] = batches.get((by, value.form), 0) + 1
                     value = replace(value, step=count if value.step is None else value.step)
@@ -226,7 +225,7 @@ def _printing(line: Line, value: PrintedValue, origin: LineOrigin, ranked: bool)
     """
     if origin.rank is not None or origin.local is not None or not value.form:
         return origin
-    if value.name not in (SAMPLES, DATA):
+    if value.name not in OF_BATCH:
         worker = None if ranked else _WORKER.match(line.text)
         return replace(origin, rank=int(worker[1])) if worker else origin
     if match := _BARE_RANK.match(line.text):

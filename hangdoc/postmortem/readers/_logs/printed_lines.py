@@ -30,6 +30,7 @@ ALONE = "world size 1"  # by this line a process says that it is the only one
 METRIC = "metric"  # a result
 FINITE, NONFINITE = "finite", "nonfinite"  # a loss or a norm of gradients
 SETTING, OF_MODEL = "setting", "model setting"  # what a job, and what a model, has once
+OF_BATCH = (SAMPLES, DATA)
 DIFFERS_IN_PARTS = (OF_MODEL, SAMPLES, DATA, LOCAL_LOSS)  # where ranks hold parts of one model, this says nothing
 
 _ITS_RANK = re.compile(
@@ -130,6 +131,7 @@ _ORDERED = re.compile(
 # The samples of a batch: `ids [14, 3, 9]`, `first keys: ['b7f-17', 'b7f-18', 'c02-11']`, `batch [[14], [3], [9]]`
 _ITEM = r"\[?\s?[\"']?[\w./:-]{1,80}[\"']?\s?\]?"
 _ITEMS = re.compile(rf"[\[(]\s?(?P<items>{_ITEM}(?:\s?,\s?{_ITEM}){{2,31}})(?:\s?,\s?\.{{2,3}})?\s?[\])]")
+_WORD = re.compile(r"[\w./:-]+")
 _SAMPLES = re.compile(
     r"\b(?:(?:sample|batch|data|first|utt|example)?[ _]?(?:ids?|idx|ind(?:ex|ices)|keys|urls)|samples|examples)\b",
     re.IGNORECASE,
@@ -185,21 +187,23 @@ def printed_in(line: Line, number: int, above: str = "") -> Iterator[PrintedValu
         yield PrintedValue(EPOCH_END, "", None, text, number, line.at)
     if (match := RESUMED.search(text)) and (points := _POINT.findall(match["from"])):
         yield PrintedValue(CHECKPOINT, " ".join(points).lower(), None, text, number, line.at, form=_form(text))
-    at = step_in(text)
+    at, losses = step_in(text), list(_LOSS.finditer(text))[:MAX_LOSSES]
     for match in list(_SETTING.finditer(text))[:MAX_SETTINGS]:
-        if match["of_step"] is None and (at is not None or _LOSS.search(text)):
+        if match["of_step"] is None and (at is not None or losses):
             continue  # of this step
         begin = OF_MODEL if match["of_model"] or match["of_num"] else SETTING
         name = " ".join(re.sub(r"[_.-]", " ", match["name"]).lower().split())
         value = match["value"].rstrip(".").lower()
         yield PrintedValue(f"{begin} {name}", value, at, text, number, line.at, form=_form(text))
-    if (rows := _ITEMS.search(text)) and (ordered := _ORDERED.search(text[: rows.start()])) and not _LOSS.search(text):
-        name = f"{SETTING} {ordered['name'].lower()}"
-        yield PrintedValue(name, rows["items"], None, text, number, line.at, form=_form(text[: rows.start()]))
-    if listed := _samples_in(text, above):
-        name, items, front = listed
-        yield PrintedValue(name, items, step_in(front), text, number, line.at, form=_form(text))
-    for loss in list(_LOSS.finditer(text))[:MAX_LOSSES]:
+    if listed := _ITEMS.search(text):
+        front = text[: listed.start()]
+        if (ordered := _ORDERED.search(front)) and not losses:
+            name = f"{SETTING} {ordered['name'].lower()}"
+            yield PrintedValue(name, listed["items"], None, text, number, line.at, form=_form(front))
+        if kind := _name_of_list(listed["items"], front, above):
+            items = ", ".join(_WORD.findall(listed["items"]))
+            yield PrintedValue(kind, items, step_in(front), text, number, line.at, form=_form(text))
+    for loss in losses:
         if not _NOT_OWN.search(loss["name"]):
             name = re.sub(r"\W+", " ", loss["name"]).lower()
             yield PrintedValue(f"{_begin(loss['value'])} {name}", loss["value"].lower(), at, text, number, line.at)
@@ -209,7 +213,7 @@ def printed_in(line: Line, number: int, above: str = "") -> Iterator[PrintedValu
                 and sum(map(str.isdigit, loss["value"])) >= LEAST_DIGITS
             ):
                 yield PrintedValue(LOCAL_LOSS, loss["value"], at, text, number, line.at)
-    for match in _BEFORE.finditer(text) if _LOSS.search(text) else ():
+    for match in _BEFORE.finditer(text) if losses else ():
         value = match["value"].lower()
         yield PrintedValue(f"{_begin(value)} {match['name'].lower()}", value, at, text, number, line.at)
     for match in _PART.finditer(text):
@@ -225,23 +229,20 @@ def printed_in(line: Line, number: int, above: str = "") -> Iterator[PrintedValu
         yield PrintedValue(name, match["value"].rstrip("."), at, text, number, line.at)
 
 
-def _samples_in(text: str, above: str) -> tuple[str, str, str] | None:
-    """What a list in a line is: SAMPLES, or DATA if it may be something else; its items, and the text in front of it.
+def _name_of_list(items: str, front: str, above: str) -> str | None:
+    """SAMPLES, or DATA if a list may be something else. None: it is, or it may be anything.
 
-    None: no list, or one of something else. Numbers that change with each step, and not with the rank, are the data.
+    Numbers that change with each step, and not with the rank, are the data. `front`, `above`: the text before the list.
     """
-    found = _ITEMS.search(text)
-    front = text[: found.start()] if found else ""
-    if found is None or _NO_SAMPLES.search(front):
+    if _NO_SAMPLES.search(front):
         return None
     said = _SAMPLES.search(front) or (_SAMPLES.search(above) and not _NO_SAMPLES.search(above))
     if not said and not _MAYBE_SAMPLES.search(front) and step_in(front) is None:
         return None
-    items = re.findall(r"[\w./:-]+", found["items"])
-    counted = items == [str(place) for place in range(len(items))]
-    if counted or len(set(items)) < LEAST_SAMPLES:
+    words = _WORD.findall(items)
+    if len(set(words)) < LEAST_SAMPLES or words == [str(place) for place in range(len(words))]:
         return None
-    return (SAMPLES if said else DATA), ", ".join(items), front
+    return SAMPLES if said else DATA
 
 
 def _form(text: str) -> str:

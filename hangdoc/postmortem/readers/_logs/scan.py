@@ -42,7 +42,7 @@ class Anchors:
 
     @cached_property
     def within(self) -> Callable[[str], Sequence[str]]:
-        """The literals in a line. Who has found the line asks again for what is in it."""
+        """The literals in a line. Remembered: whoever finds a line asks a second time for what is in it."""
         return lru_cache(2)(self._within)
 
     def _within(self, text: str) -> Sequence[str]:

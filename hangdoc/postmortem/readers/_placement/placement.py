@@ -82,10 +82,14 @@ class Placement:
     @property
     def pieces(self) -> Iterator[Piece]:
         """The ranks of each host of which all are stated, for who looks for the ranks of a host at fault."""
-        if self.whole or self.per_node or self.alone:
-            ranks: dict[str, tuple[int, ...]] = {host: (rank,) for host, rank in self.alone.items()}
-            ranks |= {host: tuple(ranks) for host, ranks in self.whole.items()}
-            yield Piece(ProcessRef(), "placement", HostRanks(ranks, self.per_node))
+        if self._by_host or self.per_node:
+            yield Piece(ProcessRef(), "placement", HostRanks(self._by_host, self.per_node))
+
+    @cached_property
+    def _by_host(self) -> Mapping[str, tuple[int, ...]]:
+        """The ranks of each host of which all are stated."""
+        alone = {host: (rank,) for host, rank in self.alone.items()}
+        return alone | {host: tuple(ranks) for host, ranks in self.whole.items()}
 
     def rank_alone_on(self, host: str) -> int | None:
         """The only rank of a host; None: it has several, or the text does not show all of them."""
@@ -93,7 +97,7 @@ class Placement:
 
     def ranks_of(self, host: str) -> Sequence[int]:
         """The ranks of a host, if the text states all of them; else empty."""
-        return self.whole.get(_short(host), ())
+        return self._by_host.get(_short(host), ())
 
     def rank_of_local(self, host: str | None, node: int | None, local: int) -> int | None:
         """The rank of a process by its number on its host, which is its rank if nothing shows another host."""
