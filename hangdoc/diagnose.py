@@ -204,7 +204,7 @@ def _status(facts: Facts, findings: Sequence[Finding]) -> str:
     if facts.job.exit.well:
         return "healthy"
     unsettled = not stall.settled or stall.hidden or facts.job.startup.unnamed or not stall.progressed
-    if unsettled or _gone(facts) or _no_ranks(facts) or _absent(facts) or _undecided(facts):
+    if unsettled or _gone(facts) or _no_ranks(facts) or _absent(facts) or undecided_ranks(facts):
         return "unknown"
     return "healthy"
 
@@ -378,17 +378,17 @@ def _absent_note(facts: Facts) -> str:
     )
 
 
-def _undecided(facts: Facts) -> list[RankFacts]:
+def undecided_ranks(facts: Facts) -> list[RankFacts]:
     return [rank for rank in facts.ranks if rank.batch.undecided]
 
 
 def _undecided_note(facts: Facts) -> str:
     """A difference that may be chance: it was seen in too few looks."""
-    if not (undecided := _undecided(facts)):
+    if not (undecided := undecided_ranks(facts)):
         return ""
     return (
-        f"{name_processes(undecided)}: batches of another size than on the other ranks, but in too few looks to be "
-        "sure; watch longer"
+        f"{name_processes(undecided)}: seen with batches of another size than the other ranks, but not often enough to "
+        "be sure; watch longer"
     )
 
 

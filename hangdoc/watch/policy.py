@@ -10,7 +10,7 @@ from hangdoc.analysis import Key
 from hangdoc.analysis.facts import Facts
 from hangdoc.analysis.ranks.process import STOPPED
 from hangdoc.analysis.thresholds import MOSTLY, OFTEN, PACE_LOOKS
-from hangdoc.diagnose import Judge
+from hangdoc.diagnose import Judge, undecided_ranks
 from hangdoc.verdict import Verdict
 from hangdoc.watch.session import Session
 
@@ -89,7 +89,7 @@ class Once:
         """False if a longer watch may show more: patterns take time, and so does what is still undecided."""
         if has_ended(facts) or elapsed_s >= ONCE_DOUBT_S:
             return True
-        if is_in_doubt(facts) and verdict.status in ("healthy", "unknown"):
+        if undecided_ranks(facts) and verdict.status in ("healthy", "unknown"):
             return False
         if elapsed_s >= ONCE_BUSY_S:
             return True
@@ -149,11 +149,6 @@ def is_paced(facts: Facts) -> bool:
     known = all(rank.pace.late is not None for rank in facts.ranks)
     looks = facts.job.progress.looks  # one more than needed: the first may be left out
     return known or looks > PACE_LOOKS or is_balanced(facts)
-
-
-def is_in_doubt(facts: Facts) -> bool:
-    """True if a rank differed from its peers whenever it was seen, and a few more looks will decide."""
-    return any(rank.batch.undecided for rank in facts.ranks)
 
 
 def is_quiet(facts: Facts) -> bool:

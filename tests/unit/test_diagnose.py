@@ -80,7 +80,9 @@ def test_a_difference_in_too_few_looks_is_neither_healthy_nor_a_finding(stage: S
 
     verdict = judge().verdict(stage.facts(*[[with_batch(31, n), with_batch(32, n)] for n in range(3)]))
     assert (verdict.status, verdict.findings) == ("unknown", ())
-    assert verdict.note.startswith("rank 0: batches of another size than on the other ranks, but in too few looks")
+    assert verdict.note.startswith(
+        "rank 0: seen with batches of another size than the other ranks, but not often enough"
+    )
 
 
 def test_a_spin_is_no_progress(stage: Stage) -> None:

@@ -204,8 +204,7 @@ def _is_late(facts: StragglerFacts, period_s: float | None) -> bool:
     """True if the rank is a straggler."""
     share, least = facts.late_share or 0.0, facts.late_least or 0.0
     if facts.doing == "idle":
-        held = facts.symmetric and facts.each_step
-        return bool(held) and share >= HALF and least >= VERY_LATE
+        return bool(facts.symmetric and facts.each_step) and share >= HALF and least >= VERY_LATE
     if facts.slept or not _in_every_step(facts, period_s):
         return False
     threshold = _threshold(facts)
@@ -259,11 +258,15 @@ def _waiting(case: Case, key: Key) -> tuple[int, int, int]:
     """
     waiting = [look for look in looks_at(case, key) if look.phase in WAITING]
     mutual = [look for look in waiting if look.phase == "collective" and _is_mutual(look)]
-    return len(waiting), len(mutual), sum((look.op or "").startswith(SYMMETRIC) for look in mutual)
+    return len(waiting), len(mutual), sum(_is_one_of(look.op or "", SYMMETRIC) for look in mutual)
 
 
 def _is_mutual(look: Look) -> bool:
-    return look.op is None or look.op.startswith(MUTUAL)
+    return look.op is None or _is_one_of(look.op, MUTUAL)
+
+
+def _is_one_of(op: str, kinds: tuple[str, ...]) -> bool:
+    return op.lstrip("_").startswith(kinds)  # `_all_gather_base` of old torch
 
 
 def _advancing(case: Case, key: Key, resources: ResourcesFacts) -> bool | None:

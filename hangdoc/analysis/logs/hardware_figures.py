@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -94,13 +94,10 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
             for one in record.values:
                 values[one.kind].append(one)
         gpus: dict[str, set[str]] = defaultdict(set)
-        for several in values.values():
-            for one in several:
-                if one.of == "gpu":
-                    host, _, number = one.owner.rpartition("/")
-                    gpus[host].add(number)
-        of_hosts = {host: frozenset(numbers) for host, numbers in gpus.items()}
-        named = _Named(case, numbered_as_ranks(records), len(gpus) > 1, case.job(FiguresJob).slow, of_hosts)
+        for owner in {one.owner for several in values.values() for one in several if one.of == "gpu"}:
+            host, _, number = owner.rpartition("/")
+            gpus[host].add(number)
+        named = _Named(case, numbered_as_ranks(records), case.job(FiguresJob).slow, gpus)
         slowed, slowed_why = _slowed(values)
         idle, idle_why = _idle(values)
         busy, busy_why = _busy(values)
@@ -135,9 +132,8 @@ class _Named:
 
     case: Case
     numbered: Numbered
-    several_hosts: bool  # have GPUs in the texts: their numbers are local ones
     slow: Sequence[Suspect]  # by their own figures
-    gpus: Mapping[str, frozenset[str]]  # their numbers, by host
+    gpus: Mapping[str, Collection[str]]  # numbers of the GPUs in the texts, by host; of several hosts: local ones
 
     def of(self, owners: Sequence[tuple[str, str]]) -> tuple[Suspect, ...]:
         """If as many ranks are slow as GPUs or hosts are slowed, they are the same."""
@@ -163,7 +159,7 @@ class _Named:
         host, _, number = owner.rpartition("/")
         if of == "gpu" and host and (rank := self._rank_of_gpu(host, number)) is not None:
             return Suspect(rank, None, host)
-        if of == "gpu" and host and (self.several_hosts or not self.numbered.gpus):
+        if of == "gpu" and host and (len(self.gpus) > 1 or not self.numbered.gpus):
             return suspect("host", host, self.numbered) if number == "0" else Suspect(None, None, host)
         if of == "process":
             return Suspect(None, None, host) if host else None
@@ -172,8 +168,8 @@ class _Named:
     def _rank_of_gpu(self, host: str, number: str) -> int | None:
         """The rank of a GPU of a host whose ranks and GPUs are all shown, and as many: launchers pair them in order."""
         ranks = ranks_of_host(self.case, host)
-        gpus = self.gpus.get(host, frozenset())
-        paired = len(ranks) > 1 and gpus == frozenset(map(str, range(len(ranks)))) and number in gpus
+        gpus = self.gpus.get(host, ())
+        paired = len(ranks) > 1 and set(gpus) == set(map(str, range(len(ranks)))) and number in gpus
         return sorted(ranks)[int(number)] if paired else None
 
 

@@ -23,7 +23,8 @@ PRINTED = "printed"  # kind of event
 SECONDS, METRIC = "seconds", "metric"  # begin of the names of times, and of results
 FINITE, NONFINITE = "finite", "nonfinite"  # begin of the names of losses and of norms of gradients
 SETTINGS = ("setting", "model setting")  # begin of the names of what a job, and what a model, has once
-OWN = ("samples", "data", "loss before the reduction")  # names of what ranks should not have in common
+SAMPLES = "samples"
+OWN = (SAMPLES, "data", "loss before the reduction")  # names of what ranks should not have in common
 ALONE = "world size 1"  # its name, if the line says that the process is the only one
 
 
@@ -122,7 +123,7 @@ def _same(logs: JobLogs) -> str | None:
             elif len(values) >= min(COMPARABLE_RANKS, len(logs.keys)):
                 equal[name].append(next(iter(values.values())))
     for name, values_of in equal.items():
-        if name not in apart and len(set(values_of)) >= (1 if name == OWN[0] else 2):
+        if name not in apart and (name == SAMPLES or len(set(values_of)) > 1):  # else it may be equal by design
             return f"{name}: {values_of[0]}"
     return None
 
