@@ -234,7 +234,7 @@ class IncidentLog:
         now, about = datetime.now(timezone.utc), self._about.get(job, _About("", None, None, None))
         shots, at = self._newest.get(job, ((), 0.0))
         record = IncidentRecord(
-            id=f"{now:%Y%m%dT%H%M%SZ}-{f'slurm-{self.step}' if self.step else _host()}-{secrets.token_hex(2)}",
+            id=self._new_id(now),
             job=job,
             label=about.label,
             user=about.user,
@@ -252,6 +252,15 @@ class IncidentLog:
         current = self._current[job] = _Current(record, at, at, dead=_dead(shots))
         self._keep(current, shots, at)
         return current
+
+    def _new_id(self, now: datetime) -> str:
+        """An ID that no other incident has: several jobs may stall in the same second."""
+        place = f"slurm-{self.step}" if self.step else _host()
+        known = {current.record.id for current in self._current.values()}
+        while True:
+            id = f"{now:%Y%m%dT%H%M%SZ}-{place}-{secrets.token_hex(2)}"
+            if id not in known and not (self.store and os.path.lexists(self.store.path(id))):
+                return id
 
     def _keep(self, current: _Current, shots: Sequence[Snapshot], at: float) -> None:
         """Give an incident its folder, with the history of the job so far."""

@@ -3,8 +3,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace as changed
+from datetime import datetime, timezone, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from hangdoc.evidence import End
+from hangdoc.incident import log
 from hangdoc.incident.log import RETRY_S
 from hangdoc.incident.store import IncidentStore, Limits
 from hangdoc.recording.recorder import read
@@ -20,6 +23,14 @@ from tests.support.stalled_jobs import CULPRIT, Kept, ended, facts_of, job, roun
 
 KILLED, TOLD, TIMED_OUT, WELL = End(signal=9), End(signal=15), End(code=1), End(code=0)
 LONG_AGO = "2001-01-01T00:00:00+00:00"
+
+
+class Stopped(datetime):
+    """A clock that stands still."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Stopped:
+        return cls(2026, 11, 28, 8, 46, 53, tzinfo=tz or timezone.utc)
 
 
 @pytest.fixture
@@ -259,6 +270,18 @@ def test_a_full_disk_costs_the_oldest_incidents(tmp_path: Path, monkeypatch: pyt
     later.log.recovered(job())  # nothing is left to remove: said, not raised
     assert later.told == ["opened", "closed"]
     assert any("No space left" in line for line in later.said)
+
+
+def test_incidents_of_one_second_never_share_an_id(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter(["0001", "0001", "0002", "0001", "0002", "0003"])
+    draw = secrets.token_hex
+    monkeypatch.setattr(secrets, "token_hex", lambda size: next(drawn) if size == 2 else draw(size))
+    monkeypatch.setattr(log, "datetime", Stopped)
+    ids = [kept.report(f"job {number}") for number in range(2)]
+    kept.log.close()
+    ids.append(Kept(kept.root).report())
+    assert [id[-4:] for id in ids] == ["0001", "0002", "0003"]
+    assert {entry.id for entry in kept.store.entries()} == set(ids)
 
 
 def test_an_incident_is_stored_once_the_disk_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
