@@ -43,6 +43,8 @@ GROUPS = (
     "eighteenth",
     "nineteenth",
     "twentieth",
+    "twentyfirst",
+    "twentysecond",
 )
 CLASSES = (
     "collective_wait",

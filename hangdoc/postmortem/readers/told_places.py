@@ -21,7 +21,7 @@ from hangdoc.postmortem.readers._host_names import listed_numbers
 from hangdoc.postmortem.readers._pasted_text import text_lines, without_time
 from hangdoc.postmortem.readers.call_chains import stacks_in
 
-MAX_TEXT = 2**18  # characters: a person writes less
+MAX_TEXT = 2**18  # bytes: a person writes less
 MAX_LINE = 600
 MAX_RANKS = 4096
 MAX_CLAUSES = 64
@@ -121,7 +121,7 @@ class ToldPlacesReader:
     help = "py-spy dump --pid PID of every rank says more"
 
     def recognises(self, source: Source) -> bool:
-        if len(source.head) > MAX_TEXT or _WHO.search(source.head_text) is None:
+        if source.size > MAX_TEXT or _WHO.search(source.head_text) is None:
             return False
         lines = source.head_text.split("\n")
         claims = [claim for text in lines for claim in _claims(without_time(text))]

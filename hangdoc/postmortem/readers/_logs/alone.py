@@ -44,6 +44,11 @@ _STATEMENTS = (
     ("count", r"\bprocess_count(?:\(\))?\W{1,3}1\b(?![.,]?\d)"),
 )  # fmt: skip
 _ALONE = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _STATEMENTS))
+# What each of them has, in any case: one look at a text tells whether it is worth a look at its lines.
+_MAYBE_ALONE = re.compile(
+    r"environment: (?:distributedtype\.)?no\b|training: false|member: 1/1|1 process|single process|1 replica"
+    r"|\b0 ?/ ?1\b|0,? (?:out )?of (?:total )?1\b|(?:size|processes|ranks|replicas|count)[^\n\d]{1,26}1\b"
+)
 # The size of a part of the job, which may well be 1.
 _OF_A_PART = re.compile(
     r"\b(?:tensor|pipeline|data|model|context|expert|sequence|parallel|tp|pp|dp|cp|ep|sp|mp|local|node|group|sub|shard)"
@@ -76,6 +81,11 @@ _LABEL = re.compile(
     r"\s{0,4}(?:\[?(?P<host>[A-Za-z][\w.-]{1,80})\]?(?:: | {1,8}\| |> )|(?P<file>[\w./-]{1,200}\.(?:log|out|err|txt)):"
     r"|\((?:\w{1,60} )?pid=(?P<pid>\d{1,9})|\[?(?P<task>\d{1,5})\]?(?:: ?|\| |> ))"
 )
+
+
+def may_be_alone(text: str) -> bool:
+    """False: no line of the text says that its process is the only one."""
+    return _MAYBE_ALONE.search(text.lower()) is not None
 
 
 def alone(text: str) -> str | None:

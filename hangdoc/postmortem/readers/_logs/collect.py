@@ -401,7 +401,7 @@ class LogCollector:
         Counters and versions explain other evidence; without any, they are of no use.
         """
         one = self.origins.only_rank is not None
-        ending = read_ending(summary.tail, summary.lines, self.style, self.origins.origin_of, one)
+        ending = read_ending(summary, self.style, self.origins.origin_of, one)
         known: dict[str, set[int | None]] = defaultdict(set)  # text -> ranks
         for (_, by), part in self.events.items():
             for event in (*part.first, *part.last):

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from hangdoc.postmortem.readers._logs.alone import AloneLines, alone
+from hangdoc.postmortem.readers._logs.alone import AloneLines, alone, may_be_alone
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin
 from hangdoc.postmortem.readers._logs.local_values import LocalValues
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
@@ -23,13 +23,18 @@ from hangdoc.postmortem.readers._logs.printed_lines import (
     FAREWELL,
     FINITE,
     IN_PARTS,
+    MAX_STEP_TEXT,
+    MAYBE_STARTED,
     NONFINITE,
     OF_BATCH,
     RESUMED,
     PrintedValue,
     of_local,
     printed_in,
+    started_with,
+    step_in,
 )
+from hangdoc.postmortem.readers._logs.scan import ScanSummary
 from hangdoc.postmortem.readers._logs.step_times import StepPace, StepTimes
 from hangdoc.redaction.text import redact_text
 
@@ -37,6 +42,9 @@ MAX_BYTES = 512 * 2**10  # searched at the end of a file
 MAX_BYTES_OF_ONE = 16 * 2**10
 MAX_LINES = 4_000  # of a file that several ranks wrote
 MAX_LINES_OF_ONE = 24  # of a file that one rank wrote, for its counters
+MAX_START, MAX_START_OF_ONE = 64 * 2**10, 16 * 2**10  # bytes searched at the start of a file
+MAX_START_LINES = 200
+MAX_FIRST_STEPS = 10  # lines of steps after which a rank's start is over
 MAX_COUNTERS = 20_000  # ranks and units
 MAX_ERRORS = 64
 TEXT = 400  # characters of an error that are kept
@@ -130,20 +138,22 @@ class Ending:
 
 
 def read_ending(
-    tail: bytes, lines: int, style: PrefixStyle, origin_of: Callable[[Line], LineOrigin], one: bool = False
+    summary: ScanSummary, style: PrefixStyle, origin_of: Callable[[Line], LineOrigin], one: bool = False
 ) -> Ending:
-    """From the last bytes of a file that has `lines` lines in total; `one`: a single rank wrote it."""
+    """From the first and the last bytes of a file; `one`: a single rank wrote it."""
     counters: dict[tuple[LineOrigin, str], Counter] = {}
     errors: list[tuple[LineOrigin, ErrorLine]] = []
     printed: dict[tuple[LineOrigin, str, int | None, str], PrintedValue] = {}
     batches: dict[tuple[LineOrigin, str], int] = {}  # lists of samples so far, by form
-    texts = tail[-(MAX_BYTES_OF_ONE if one else MAX_BYTES) :].decode("utf-8", "replace").split("\n")[-MAX_LINES:]
-    first = lines - len(texts) + (1 if texts and texts[-1] else 2)
+    tail = summary.tail[-(MAX_BYTES_OF_ONE if one else MAX_BYTES) :].decode("utf-8", "replace")
+    texts = tail.split("\n")[-MAX_LINES:]
+    first = summary.lines - len(texts) + (1 if texts and texts[-1] else 2)
     counted = len(texts) - MAX_LINES_OF_ONE if one else 0
     starts, local, steps = AloneLines(), LocalValues(), StepTimes()
     heading = ""  # of a list of samples
     ranked = not one and any("rank" in raw for raw in texts)  # else its workers are the ranks
     parted = False  # the ranks hold parts of one model
+    says_alone = one and may_be_alone(tail)
 
     def keep(value: PrintedValue, by: LineOrigin) -> None:
         if len(printed) < MAX_COUNTERS:
@@ -153,11 +163,23 @@ def read_ending(
                 step = None if value.name.startswith(FINITE) else value.step
                 printed[by, value.name, step, value.form] = value
 
+    ended_at = max(first, 1) + max(counted, 0)  # from this line on, all is read
+    first_steps = 0
+    for number, raw in enumerate(_start(summary.head, one), 1):
+        if number >= ended_at or (one and first_steps >= MAX_FIRST_STEPS):
+            break
+        parted = parted or IN_PARTS.search(raw) is not None
+        if MAYBE_STARTED.search(raw):
+            line = parse(raw, style)
+            step = step_in(line.text[:MAX_STEP_TEXT])
+            first_steps += step is not None
+            for value in started_with(line, number, step):
+                keep(value, _printing(line, value, _counting(line, origin_of), ranked))
     for place, raw in enumerate(texts):
         number = max(first, 1) + place
         parted = parted or IN_PARTS.search(raw) is not None
         if one:
-            is_alone = alone(raw) is not None
+            is_alone = says_alone and alone(raw) is not None
         else:
             is_alone = starts.feed(raw, number)
             steps.feed(raw, number)
@@ -204,6 +226,13 @@ def read_ending(
     )
     last = tuple((origin, counter) for (origin, _), counter in shown.items())
     return Ending(last, tuple(errors), values, starts if starts.proved else None, steps.pace)
+
+
+def _start(head: bytes, one: bool) -> list[str]:
+    """The first lines of a file, without one that may be cut."""
+    most = MAX_START_OF_ONE if one else MAX_START
+    texts = head[:most].decode("utf-8", "replace").split("\n")
+    return texts[:MAX_START_LINES] if len(texts) > MAX_START_LINES or len(head) <= most else texts[:-1]
 
 
 def _counting(line: Line, origin_of: Callable[[Line], LineOrigin]) -> LineOrigin:

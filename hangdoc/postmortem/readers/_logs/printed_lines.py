@@ -123,6 +123,11 @@ _SETTING = re.compile(
     r"[\"']?\s?[:=]\s?[\"']?(?P<value>\([\d, ]{1,40}\)|\[[\d, x]{1,40}\]|[\w.+-]{1,80})",
     re.IGNORECASE,
 )
+MAYBE_STARTED = re.compile(
+    r"resum|restor|load|initiali|continu|commit|sha|rev|hash|md5|check ?sum|digest|fingerprint|version|size|len"
+    r"|num|classes|labels|vocab|columns|features|param|emb|lr\b|rate|acc|precision|dtype|steps|epochs",
+    re.IGNORECASE,
+)
 # The same as a list, of which the order counts: `label vocab (6): ['other', 'balance', 'transfer']`
 _ORDERED = re.compile(
     r"\b(?P<name>vocab(?:ulary)?|labels|classes|label[ _]?map|columns|features|param(?:eter)?[ _](?:names|order))\b",
@@ -185,21 +190,10 @@ def printed_in(line: Line, number: int, above: str = "") -> Iterator[PrintedValu
         yield PrintedValue(FAREWELL, "", None, text, number, line.at)
     if (end := _EPOCH_END.search(text[:MAX_FAREWELL])) and not _NO_FAREWELL.search(text[: end.start()]):
         yield PrintedValue(EPOCH_END, "", None, text, number, line.at)
-    if (match := RESUMED.search(text)) and (points := _POINT.findall(match["from"])):
-        yield PrintedValue(CHECKPOINT, " ".join(points).lower(), None, text, number, line.at, form=_form(text))
     at, losses = step_in(text), list(_LOSS.finditer(text))[:MAX_LOSSES]
-    for match in list(_SETTING.finditer(text))[:MAX_SETTINGS]:
-        if match["of_step"] is None and (at is not None or losses):
-            continue  # of this step
-        begin = OF_MODEL if match["of_model"] or match["of_num"] else SETTING
-        name = " ".join(re.sub(r"[_.-]", " ", match["name"]).lower().split())
-        value = match["value"].rstrip(".").lower()
-        yield PrintedValue(f"{begin} {name}", value, at, text, number, line.at, form=_form(text))
+    yield from started_with(line, number, at, bool(losses))
     if listed := _ITEMS.search(text):
         front = text[: listed.start()]
-        if (ordered := _ORDERED.search(front)) and not losses:
-            name = f"{SETTING} {ordered['name'].lower()}"
-            yield PrintedValue(name, listed["items"], None, text, number, line.at, form=_form(front))
         if kind := _name_of_list(listed["items"], front, above):
             items = ", ".join(_WORD.findall(listed["items"]))
             yield PrintedValue(kind, items, step_in(front), text, number, line.at, form=_form(text))
@@ -227,6 +221,26 @@ def printed_in(line: Line, number: int, above: str = "") -> Iterator[PrintedValu
     for match in _STATE.finditer(text):
         name = " ".join(match["name"].lower().split())
         yield PrintedValue(name, match["value"].rstrip("."), at, text, number, line.at)
+
+
+def started_with(line: Line, number: int, step: int | None, with_loss: bool = False) -> Iterator[PrintedValue]:
+    """What a rank says in a line of what it starts with: its checkpoint, its settings, the order of its labels.
+
+    A line about a step has few of them: those that change with each step.
+    """
+    text = line.text[:2000]
+    if (match := RESUMED.search(text)) and (points := _POINT.findall(match["from"])):
+        yield PrintedValue(CHECKPOINT, " ".join(points).lower(), None, text, number, line.at, form=_form(text))
+    for match in list(_SETTING.finditer(text))[:MAX_SETTINGS]:
+        if match["of_step"] is None and (step is not None or with_loss):
+            continue
+        begin = OF_MODEL if match["of_model"] or match["of_num"] else SETTING
+        name = " ".join(re.sub(r"[_.-]", " ", match["name"]).lower().split())
+        value = match["value"].rstrip(".").lower()
+        yield PrintedValue(f"{begin} {name}", value, step, text, number, line.at, form=_form(text))
+    if not with_loss and (listed := _ITEMS.search(text)) and (ordered := _ORDERED.search(text, 0, listed.start())):
+        name, form = f"{SETTING} {ordered['name'].lower()}", _form(text[: listed.start()])
+        yield PrintedValue(name, listed["items"], None, text, number, line.at, form=form)
 
 
 def _name_of_list(items: str, front: str, above: str) -> str | None:

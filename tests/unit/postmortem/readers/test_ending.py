@@ -9,6 +9,7 @@ import pytest
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin
 from hangdoc.postmortem.readers._logs.ending import Ending, read_ending
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle
+from hangdoc.postmortem.readers._logs.scan import AHEAD, ScanSummary
 
 
 def origin_of(line: Line) -> LineOrigin:
@@ -16,7 +17,7 @@ def origin_of(line: Line) -> LineOrigin:
 
 
 def ending(text: str) -> Ending:
-    return read_ending(text.encode(), text.count("\n"), PrefixStyle(), origin_of)
+    return read_ending(ScanSummary(text.count("\n"), text.encode(), text.encode()), PrefixStyle(), origin_of)
 
 
 @pytest.mark.parametrize(
@@ -141,3 +142,29 @@ def test_what_may_differ_or_be_alike_by_design(text: str) -> None:
 
 def test_a_setting_of_one_writer_is_not_compared() -> None:
     assert ending("rank 1 dtype=float16\nstep 1\n").printed == ()
+
+
+START = ["Resuming from /ckpt/run7/step_{at}", "commit=4be1c7 vocab_size=32000"]
+STEPS = [f"step={step} loss=1.{step:06}0 lr=1e-4 tokens/s=18000 memory=41.2GiB" for step in range(4000, 9000)]
+
+
+def long_file(at: int, begin: str = "") -> str:
+    return "".join(f"{begin}{text.format(at=at)}\n" for text in [*START, *STEPS])
+
+
+def settings(text: str, one: bool) -> dict[tuple[int | None, str], str]:
+    summary = ScanSummary(text.count("\n"), text.encode(), text.encode()[-AHEAD:])
+    printed = read_ending(summary, PrefixStyle(), origin_of, one).printed
+    return {(origin.rank, value.name): value.value for origin, value in printed if not value.name.startswith("finite")}
+
+
+def test_what_a_rank_says_at_the_start_of_its_file() -> None:
+    found = settings(long_file(3500), one=True)
+    assert found[None, "checkpoint"] == "step_3500"
+    assert found[None, "setting commit"] == "4be1c7"
+
+
+def test_what_several_ranks_say_at_the_start_of_one_file() -> None:
+    texts = [long_file(at, f"[rank{rank}]: ").splitlines(keepends=True) for rank, at in enumerate((4000, 3500))]
+    found = settings("".join(line for both in zip(*texts, strict=True) for line in both), one=False)
+    assert [found[rank, "checkpoint"] for rank in range(2)] == ["step_4000", "step_3500"]
