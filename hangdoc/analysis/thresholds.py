@@ -28,6 +28,7 @@ NEARLY_ALWAYS = Threshold(0.9, "share of the looks", "chosen: nine looks in ten 
 MOSTLY = Threshold(0.8, "share of the looks", "a rank that does one thing in four of five looks does little else")
 AT_ONE_PLACE = Threshold(0.75, "share of the ranks", "chosen: of four ranks, three at one line; the fourth is late")
 USUAL = Threshold(0.75, "share of the looks", "chosen: an epoch's last batch is smaller, and a batch may be sliced")
+NEARLY_EQUAL = Threshold(0.02, "share of the larger size", "chosen: the shards of a data set differ by a sample or two")
 LARGELY = Threshold(0.6, "share of the looks", "chosen: a rank that does one thing more than it does all others")
 HELD_UP = Threshold(
     0.6, "share of the time", "chosen: a rank that waits this long for its peers is not the one that slows the job"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.call_path import Step, Thread
 from hangdoc.analysis.ranks.progress import Look, distinct, looks_at
-from hangdoc.analysis.thresholds import MIN_LOOKS, USUAL
+from hangdoc.analysis.thresholds import MIN_LOOKS, NEARLY_EQUAL, USUAL
 
 Name = tuple[str, str]  # function and variable
 NamedShape = tuple[Name, tuple[int, ...]]
@@ -54,7 +54,7 @@ class BatchSizeAnalysis(Analysis[BatchSizeFacts, None]):
             outliers[name] = {
                 key: BatchSizeFacts(True, f"{name[1]} in {name[0]}", shape[0], common[0])
                 for key, shape in shapes.items()
-                if shape[0] != common[0] and shape[1:] == common[1:]
+                if shape[1:] == common[1:] and _differ(shape[0], common[0])
             }
         differing = {name for name in shared if outliers[name]}
         settled = {name for name in shared if _seen_enough(held, {name})}
@@ -71,6 +71,10 @@ class BatchSizeAnalysis(Analysis[BatchSizeFacts, None]):
             )
             for key in case.ranks
         }, None
+
+
+def _differ(size: int, other: int) -> bool:
+    return abs(size - other) > NEARLY_EQUAL * max(size, other)
 
 
 def _seen_enough(held: Mapping[Key, Mapping[Name, _Held]], names: Collection[Name]) -> bool:

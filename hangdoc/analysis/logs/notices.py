@@ -42,6 +42,8 @@ class NoticesFacts:
     file_system_full: str | None = None  # `df` shows that a file system of its host has no space left
     stale_lock: str | None = None  # a listing shows an old lock file that no process has open
     storage_lost: str | None = None  # a file system, its server or its disk reported an error
+    gc_pause: str | None = None  # a garbage collection that stopped a rank for some tenths of a second, or longer
+    storage_throttled: str | None = None  # an object store refused requests because there were too many
     disk_failed: str | None = None  # a disk, or the file system on it, reported an error; the job may not use it
     host_hardware: str | None = None  # the CPU, memory, PCIe or an adapter of its host failed
     too_many_files: str | None = None  # it reached its limit of open files
@@ -99,6 +101,11 @@ class NoticesJob:
     stale_lock_at: tuple[Suspect, ...] = ()
     storage_lost: str | None = None
     storage_lost_at: tuple[Suspect, ...] = ()
+    gc_pause: str | None = None
+    gc_pause_at: tuple[Suspect, ...] = ()
+    storage_throttled: str | None = None
+    storage_throttled_at: tuple[Suspect, ...] = ()
+    throttled_ranks: int = 0  # to which the object store refused requests
     disk_failed: str | None = None
     disk_failed_at: tuple[Suspect, ...] = ()
     host_hardware: str | None = None
@@ -194,6 +201,7 @@ class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
             if kind in OF_HOST:
                 suspects[kind] = dict.fromkeys(on_hosts(case, suspects[kind]))
         of_job: dict[str, Any] = {f"{kind}_at": tuple(found)[:MAX_SUSPECTS] for kind, found in suspects.items()}
+        of_job["throttled_ranks"] = sum("storage_throttled" in found for found in of_rank.values())
         return {key: NoticesFacts(**found) for key, found in of_rank.items()}, NoticesJob(**(of_job | texts))
 
 

@@ -112,18 +112,20 @@ def _by_name(logs: JobLogs) -> Mapping[tuple[str, int | None, str], dict[Key, st
 def _same(logs: JobLogs) -> str | None:
     """What all ranks print alike although each should have its own: their samples, or several losses in a row.
 
-    Nothing, if they differ in one of these: a batch may be shared for once, such as that of a warm-up.
+    Nothing, if they differ as often: a batch may be shared for once, such as that of a warm-up. Several in a row are
+    not, whatever another run in the text shows.
     """
     equal: dict[str, list[str]] = defaultdict(list)
-    apart: set[str] = set()
+    apart: Counter[str] = Counter()
     for (name, *_), values in _by_name(logs).items():
         if name in OWN and len(values) > 1:
             if len(set(values.values())) > 1:
-                apart.add(name)
+                apart[name] += 1
             elif len(values) >= min(COMPARABLE_RANKS, len(logs.keys)):
                 equal[name].append(next(iter(values.values())))
     for name, values_of in equal.items():
-        if name not in apart and (name == SAMPLES or len(set(values_of)) > 1):  # else it may be equal by design
+        several = len(set(values_of)) > 1
+        if (several and len(values_of) > apart[name]) or (name == SAMPLES and not apart[name]):  # else by design
             return f"{name}: {values_of[0]}"
     return None
 

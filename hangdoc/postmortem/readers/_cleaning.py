@@ -41,10 +41,16 @@ _CELL = re.compile(r"^\s{0,3}<(?:pre|code|p|div|li|details|summary)>|</(?:pre|co
 
 _NUMBERED = re.compile(r"(?!\d{1,2}:\d\d:\d\d)(?!\d{4}-\d\d-\d\d)\s*(\d{1,9})(:|-)")  # grep -n
 _LISTED = re.compile(r"[ ]{0,8}(\d{1,9})(?:\t|[ ]{1,2}\t?|[ ]?[|\u2502] ?)(?=\S| |$)")  # cat -n, nl, an editor
-_FILE = r"((?:[\w.@+~=-]{0,100}/){0,20}[\w.@+~=-]{1,200}?\.(?:log|txt|out|err|stdout|stderr)(?:\.\d{1,6})?)"
+_FILE = (
+    r"((?:[\w.@+~=-]{0,100}/){0,20}[\w.@+~=-]{1,200}?\.(?:log|txt|out|err|stdout|stderr|[ct]sv|jsonl)(?:\.\d{1,6})?)"
+)
 _IN_FILE = re.compile(rf"{_FILE}(?:[:-](\d{{1,9}}))?[:-](?!\d+[:,]\d)")  # grep -r, grep -rn
 _OF_FILE = re.compile(r"\s{0,4}# Avg bus bandwidth")  # a summary that says nothing without the name of its file
 _SECTION = re.compile(rf"==> {_FILE} <==\s*")  # head, tail
+_OF_LINES = re.compile(r"\.(?:log|csv|tsv|jsonl)\b")  # such a file, and no stacks
+_NEXT_COMMAND = re.compile(
+    r"(?:[\w.@:~/\[\]() -]{0,60}[\w\])~])?[$#] (?:sudo |ssh )?[a-z][\w.-]{0,30}(?: |$)"
+)  # behind it
 _TORCHRUN = re.compile(r"(?:^|/)attempt_\d{1,4}/(\d{1,6})/std(?:out|err)\.log")
 
 _DATE = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
@@ -283,9 +289,11 @@ def _without_files(lines: list[TextLine]) -> list[TextLine]:
     for line in lines:
         text = line.text
         if match := _SECTION.fullmatch(text):
-            section = _file_prefix(match[1]) if _TORCHRUN.search(match[1]) or ".log" in match[1] else ""
+            section = _file_prefix(match[1]) if _TORCHRUN.search(match[1]) or _OF_LINES.search(match[1]) else ""
         elif (match := _IN_FILE.match(text)) and not _OF_FILE.match(text, match.end()):
             text = _prefixed(_file_prefix(match[1]), text[match.end() :])
+        elif section and _NEXT_COMMAND.match(text):
+            section = ""
         elif section and text:
             text = _prefixed(section, text)
         found.append(replace(line, text=text) if text is not line.text else line)

@@ -43,6 +43,7 @@ _LOCAL = re.compile(
     re.IGNORECASE,
 )
 _PID = re.compile(r"(?<![A-Za-z_])(?:--)?pid[\s:=#_]{0,4}(\d{1,9})(?!\d)", re.IGNORECASE)
+_BARE_PID = re.compile(r"\d{3,9}")
 _PIDS = re.compile(r"(?<![A-Za-z_])pids?[\s:=#_]{0,4}\d{1,9}(?:(?:,(?: and)?|and|&) ?\d{1,9}){1,64}", re.IGNORECASE)
 # One process in a sentence: `rank 2 (pid 88213)`, `rank 1 is different. gdb on its pid 40417`
 _RANK_OF_PID = re.compile(
@@ -126,6 +127,12 @@ _SAME = re.compile(
     re.IGNORECASE,
 )
 _ALL_SAME = re.compile(r"\b(?:both|all)\b.{0,20}\b(?:same|identical|alike)\b|\b(?:same|identical)\b", re.IGNORECASE)
+# `51389 and 51390 print the same as 51388`: processes, where the list of them is not known to be one of ranks.
+_SAME_PIDS = re.compile(
+    r"(?:^|[.;:(] |\bpids? )(?P<these>\d{3,9}(?:(?:, ?(?:and )?| and | ?& )\d{3,9}){0,64})(?: [a-z]{1,12}){0,4}?"
+    r" (?:the )?(?:(?:same|identical)(?: \w{1,12})?|just) (?:as|to|like) (?:pid )?(?P<one>\d{3,9})\b",
+    re.IGNORECASE,
+)
 # Processes of the list, as a heading: `5511, 5512, 5513 look all as this:`, `and 5514:`.
 _PIDS_ABOVE = re.compile(
     r"\s{0,8}(?:and |pids? ){0,2}(\d{3,9}(?:(?:, ?(?:and )?| and | & | )\d{3,9}){0,64})\b[^\d\n]{0,40}:\s*"
@@ -174,6 +181,7 @@ class OwnerHints:
     updated: bool = False  # a line since the last dump gave a hint
     companions: dict[int, tuple[int, ...]] = field(default_factory=dict)  # rank -> the ranks that share its heading
     listed: dict[int, int] = field(default_factory=dict)  # PID -> rank, as a list in the text says
+    twins: dict[int, int] = field(default_factory=dict)  # PID -> PID whose stack it has, as the text says
     parents: dict[int, int] = field(default_factory=dict)  # PID -> PID of its parent, as `pgrep -P` lists its children
     nodes: Callable[[int], int | None] | None = None  # the node of a process, by its number on it, as the text says
     _remote: bool = False  # the last command ran on several hosts in turn
@@ -272,6 +280,10 @@ class OwnerHints:
             self._observe_alike(mark.rank if mark.rank is not None else self._taken)
             return
         if self._observe_next(text):
+            return
+        if same_pids := _SAME_PIDS.search(text):
+            for pid in re.findall(r"\d+", same_pids["these"])[: MAX_COMPANIONS - len(self.twins)]:
+                self.twins.setdefault(int(pid), int(same_pids["one"]))
             return
         if same := _SAME.search(text):
             self._observe_same(_CLAUSE.split(text[: same.start()])[-1] or text[: same.start()], int(same[1]))
@@ -424,7 +436,7 @@ class OwnerHints:
         named = _ENDING.sub("", host[1] or host[2] or host[3]) if host else next(filter(_may_be_host, words), None)
         self.rank = several[0] if several else int(rank[1]) if rank else None
         self._since = 0
-        self.pid = int(pid[1]) if pid else None
+        self.pid = int(pid[1]) if pid else int(words[0]) if len(words) == 1 and _BARE_PID.fullmatch(words[0]) else None
         self.local = int(local[1]) if local else None
         self.host = named or self.host
         self.updated = True
@@ -495,4 +507,5 @@ def examined_rank(text: str) -> int | None:
 
 def _may_be_host(word: str) -> bool:
     """True if a single word beside a rank, or alone in a title, may be a host: `node-a`, `gpu07`, `10.0.0.3`."""
-    return bool(re.fullmatch(NAME, word) and re.search(r"[\d.-]", word) and not _FILLER_WORDS.fullmatch(word))
+    is_name = re.fullmatch(NAME, word) and re.search(r"[\d.-]", word) and not word.isdigit()
+    return bool(is_name and not _FILLER_WORDS.fullmatch(word))

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._host_names import NAME
-from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, OwnerHints
+from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, MAX_COMPANIONS, OwnerHints
 from hangdoc.postmortem.readers._placement.nodes import NodeContext
 from hangdoc.postmortem.readers._text_source import text_source
 from hangdoc.system import input_limits
@@ -143,17 +143,20 @@ class _Owners:
 
     unprefixed: OwnerHints
     _newest: dict[int, Piece] = dataclasses.field(default_factory=dict)  # by rank
+    _by_pid: dict[int, Piece] = dataclasses.field(default_factory=dict)
     _shared: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)  # rank -> ranks with its stack
 
     def of(self, pieces: Iterable[Piece], hints: OwnerHints) -> Iterator[Piece]:
         for piece in pieces:
             yield piece
             number = _number_of(piece.process)
+            if piece.process.pid is not None and len(self._by_pid) < MAX_COMPANIONS:
+                self._by_pid[piece.process.pid] = piece
             self._shared = {**self.unprefixed.companions, **hints.companions}
             if number is not None:
                 self._newest[number] = piece
                 for rank in self._shared.get(number, ()):
-                    self._newest[rank] = _copied(piece, rank)
+                    self._newest[rank] = _copied(piece, ProcessRef(rank, piece.process.host))
                     yield self._newest[rank]
         self._shared = {**self.unprefixed.companions, **hints.companions}
 
@@ -162,12 +165,14 @@ class _Owners:
         for number, ranks in self._shared.items():
             for rank in ranks if number in self._newest else ():
                 if rank not in self._newest:
-                    yield _copied(self._newest[number], rank)
+                    yield _copied(self._newest[number], ProcessRef(rank, self._newest[number].process.host))
+        for pid, other in self.unprefixed.twins.items():
+            if pid not in self._by_pid and (piece := self._by_pid.get(other)) is not None:
+                yield _copied(piece, ProcessRef(self.unprefixed.listed.get(pid), piece.process.host, pid))
 
 
-def _copied(piece: Piece, rank: int) -> Piece:
-    """The same stack on another rank."""
-    process = ProcessRef(rank, piece.process.host)
+def _copied(piece: Piece, process: ProcessRef) -> Piece:
+    """The same stack on another process."""
     record = piece.record
     if isinstance(getattr(record, "process", None), ProcessRef):
         record = dataclasses.replace(record, process=process)

@@ -168,7 +168,7 @@ class _Parser:
 
 
 # A heading: `rank 1 (pid 5513)`, `pid 8811, 8812 (ranks 1-2)`
-_OWNER = re.compile(r"\((?:pids?|(?:local |global )?ranks?|hosts?|nodes?|gpus?)[ :=#]", re.IGNORECASE)
+_OWNER = re.compile(r"\((?:pids?|(?:(?:local|global)[ _])?ranks?|hosts?|nodes?|gpus?)[ :=#]", re.IGNORECASE)
 _REMARK = re.compile(
     r"(\.pyx?:\d{1,9}\))(?:\s{1,40}(?:#|<-|<=|//|--|\u2190|\u21d0|\().{0,400})$"
 )  # of a person, behind a frame

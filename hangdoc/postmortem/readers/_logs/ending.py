@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from hangdoc.postmortem.readers._logs.alone import AloneLines, alone, may_be_alone
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin
-from hangdoc.postmortem.readers._logs.local_values import LocalValues
+from hangdoc.postmortem.readers._logs.local_values import LocalValues, worth_a_look
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
 from hangdoc.postmortem.readers._logs.printed_lines import (
     ALONE,
@@ -144,7 +144,7 @@ def read_ending(
     counters: dict[tuple[LineOrigin, str], Counter] = {}
     errors: list[tuple[LineOrigin, ErrorLine]] = []
     printed: dict[tuple[LineOrigin, str, int | None, str], PrintedValue] = {}
-    batches: dict[tuple[LineOrigin, str], int] = {}  # lists of samples so far, by form
+    batches: dict[tuple[LineOrigin, str], tuple[int, int]] = {}  # by form: the run, and the last step of its samples
     tail = summary.tail[-(MAX_BYTES_OF_ONE if one else MAX_BYTES) :].decode("utf-8", "replace")
     texts = tail.split("\n")[-MAX_LINES:]
     first = summary.lines - len(texts) + (1 if texts and texts[-1] else 2)
@@ -153,6 +153,7 @@ def read_ending(
     heading = ""  # of a list of samples
     ranked = not one and any("rank" in raw for raw in texts)  # else its workers are the ranks
     parted = False  # the ranks hold parts of one model
+    has_bad = worth_a_look(tail)
     says_alone = one and may_be_alone(tail)
 
     def keep(value: PrintedValue, by: LineOrigin) -> None:
@@ -183,8 +184,8 @@ def read_ending(
         else:
             is_alone = starts.feed(raw, number)
             steps.feed(raw, number)
-            for shown_value in local.feed(raw, number):
-                keep(of_local(shown_value, raw), LineOrigin(shown_value.rank))
+        for shown_value in local.feed(raw, number) if has_bad else ():
+            keep(of_local(shown_value, raw), LineOrigin(shown_value.rank))
         may_tell = is_alone or (_MAYBE if place >= counted else _MAYBE_ERROR).search(raw)
         if not may_tell or (number == first > 1):  # it may be cut
             continue
@@ -205,8 +206,11 @@ def read_ending(
                     by = _printing(line, value, _counting(line, origin_of), ranked)
                 if value.name in OF_BATCH:
                     samples = True
-                    count = batches[by, value.form] = batches.get((by, value.form), 0) + 1
-                    value = replace(value, step=count if value.step is None else value.step)
+                    run, last_step = batches.get((by, value.form), (1, -1))
+                    step = last_step + 1 if value.step is None else value.step
+                    run += step <= last_step  # the text shows another run
+                    batches[by, value.form] = run, step
+                    value = replace(value, step=step, form=f"{value.form} {run}")
                 keep(value, by)
             heading = heading if samples or not raw.strip() else raw
             match = _ERROR.match(line.text)

@@ -1,7 +1,8 @@
 """Losses and norms of gradients of several ranks in one place: a gathered list, a dictionary, or a table.
 
-`local grad norm per rank: [0.81, nan, 0.80]`, `{0: 0.81, 6: nan}`, a table with a row for each rank. Only values that
-are no numbers are of interest, and the numbers beside them.
+`local grad norm per rank: [0.81, nan, 0.80]`, `{0: 0.81, 6: nan}`, a table with a row for each rank, rows of numbers
+behind a rank or a file of its own (`rank6  9140  nan  65536`). Only values that are no numbers are of interest, and the
+numbers beside them.
 """
 
 from __future__ import annotations
@@ -33,6 +34,12 @@ _RANK_HEAD = re.compile(r"(?:global[ _]?)?(?:rank|rk)(?:[ _]?id)?|#rank", re.IGN
 _STEP_HEAD = re.compile(r"(?:global[ _]?)?(?:step|iter(?:ation)?|it)", re.IGNORECASE)
 _RANK_CELL = re.compile(r"(?:rank|rk|r)?[ _=:-]?(\d{1,6})", re.IGNORECASE)
 _RULE = re.compile(r"[\s|+:=\u2500-\u257f-]{3,}")
+# `rank6 9140 NaN 65536`, `[rank2]: 5121,nan`, `loss_rank2.csv: 5120,0.088  5121,nan`: numbers alone, a step first.
+_ROW = re.compile(
+    r"\s{0,8}(?:[\w.-]{0,40}[_.-])?\[?(?:rank|rk|r)[ _=:-]?(?P<rank>\d{1,6})\]?"
+    r"(?:[\w.-]{0,20}\.(?:csv|tsv|txt|jsonl|log|out))?[:,|\s]{1,8}(?=\d)(?P<cells>[\d.,;|e+\-\s]{1,400}(?:nan|inf)?.*)",
+    re.IGNORECASE,
+)
 _BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2506\u2551", "|"))
 
 
@@ -47,6 +54,11 @@ class LocalValue:
     line: int  # of the list, or of the head of the table: its values are of one moment
 
 
+def worth_a_look(text: str) -> bool:
+    """False: each value of the text is a number."""
+    return _BAD.search(text) is not None
+
+
 @dataclass(slots=True)
 class LocalValues:
     """Takes the lines of a text in order."""
@@ -59,7 +71,7 @@ class LocalValues:
         if len(text) > MAX_TEXT or self._kept >= MAX_VALUES:
             return
         rows = self._row(text.translate(_BARS), number) if self._columns or _MAYBE_HEAD.search(text) else ()
-        found = list(rows) or list(_listed(text, number))
+        found = list(rows) or list(_listed(text, number)) or list(_numbered(text, number))
         self._kept += len(found)
         yield from found
 
@@ -112,6 +124,20 @@ def _listed(text: str, number: int) -> Iterator[LocalValue]:
         return
     for rank, pair in zip(ranks, pairs, strict=True):
         yield LocalValue(_plain(name[0]), pair["value"].lower(), rank, None, number)
+
+
+def _numbered(text: str, number: int) -> Iterator[LocalValue]:
+    """The values of a row without a head: each column but the first, which is the step."""
+    if (row := _ROW.fullmatch(text)) is None:
+        return
+    parts = re.split(r"\s{2,}", row["cells"].strip()) if "," in row["cells"] else [row["cells"].strip()]
+    found = [re.split(r"[\s,;|]{1,4}", part)[:MAX_CELLS] for part in parts[:MAX_CELLS]]
+    for step, *values in found:
+        if not values or not step.isdecimal() or not all(re.fullmatch(_VALUE, one, re.IGNORECASE) for one in values):
+            return
+    for step, *values in found:
+        for column, value in enumerate(values, 2):
+            yield LocalValue(f"column {column}", value.lower(), int(row["rank"]), int(step[:9]), number)
 
 
 def _plain(name: str) -> str:

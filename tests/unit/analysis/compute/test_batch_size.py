@@ -35,6 +35,12 @@ def test_a_batch_that_is_smaller_in_every_look(stage: Stage) -> None:
     assert (facts.ranks[0].batch.size, facts.ranks[0].batch.size_others) == (31, 32)
 
 
+@pytest.mark.parametrize(("size", "outlier"), [(853, False), (800, True)])
+def test_shards_that_differ_by_a_sample_are_no_batches(stage: Stage, size: int, outlier: bool) -> None:
+    facts = stage.facts(*[[with_batch(854), with_batch(854), with_batch(size)]] * 6)
+    assert [rank.batch.outlier for rank in facts.ranks] == [False, False, outlier]
+
+
 def test_a_last_batch_is_not_a_smaller_batch(stage: Stage) -> None:
     looks = [[with_batch(32 if i % 4 else 10), with_batch(32)] for i in range(8)]
     assert not any(rank.batch.outlier for rank in stage.facts(*looks).ranks)
