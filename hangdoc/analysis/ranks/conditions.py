@@ -32,7 +32,7 @@ JOB_WIDE = re.compile(
 )
 # Parts of a model or of a trainer: a loop over them has the same number of iterations on every rank.
 MODEL_PARTS = re.compile(
-    r"\b((named_)?(parameters|buffers|modules|children)|state_dict|param_groups|layers"
+    r"\b((named_)?(parameters|buffers|modules|children)|state_dict|param_groups|layers|(?<=\.)(blocks|experts|towers|heads|stages)"
     r"|(\w+_)?(callbacks|hooks|handlers|plugins|loggers|optimizers|schedulers|metrics))\b"
 )
 

@@ -303,10 +303,17 @@ def _condition_of(rest: Steps) -> Branch | None:
 
 
 def _own_branches(step: Step) -> list[Branch]:
-    """Branches around a user-code frame, innermost first, with a condition that may differ between ranks."""
+    """Branches around a user-code frame, innermost first, with a condition that may differ between ranks.
+
+    An `if` before the frame that goes on with the next iteration of its innermost loop is one as well.
+    """
     if step.place is None or is_library(step.file):
         return []
-    return [b for b in reversed(step.place.branches) if b.test and uniform(b.test, step, None) is False]
+    first = step.place.loops[-1].first if step.place.loops else None
+    skips = [guard for guard in step.place.guards if first is not None and guard.line > first]
+    return [
+        one for one in reversed([*step.place.branches, *skips]) if one.test and uniform(one.test, step, None) is False
+    ]
 
 
 def _in_loop(rest: Steps) -> tuple[Step, Loop] | None:

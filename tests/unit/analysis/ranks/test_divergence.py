@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc.analysis.facts import where
-from tests.support.synthetic_evidence import LIB, At, Stage, in_backward, in_c10d, number
+from tests.support.synthetic_evidence import LIB, At, Stage, in_backward, in_c10d, number, tensor
 
 SCRIPT = """\
 import torch.distributed as dist
@@ -39,6 +39,24 @@ def main():
 LOOP = (("main", 21), ("train", 6))
 
 
+EXPERTS = """\
+import torch.distributed as dist
+
+def forward(self, x, lang):
+    for e, expert in enumerate(self.experts):
+        chosen = pick(lang, e)
+        if chosen.numel() == 0:
+            continue
+        x = x + expert(chosen)
+    return x
+
+def train(net, loader):
+    for step, batch in enumerate(loader):
+        loss = net(batch)
+        loss.backward()
+"""
+
+
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return Stage(SCRIPT, tmp_path_factory.mktemp("stage"))
@@ -53,6 +71,17 @@ def test_the_rank_that_left_the_loop_is_the_outlier(stage: Stage) -> None:
     assert facts.job.divergence.outlier == (2,)
     assert [rank.divergence.side for rank in facts.ranks] == [0, 0, 1]
     assert facts.job.stall.stalled
+
+
+def test_a_part_of_the_model_that_one_rank_skipped(tmp_path: Path) -> None:
+    """Experts are wrapped one by one; the batch of a rank has no sample for some."""
+    stage = Stage(EXPERTS, tmp_path)
+    variables = {"train": [number("step", 25)], "forward": [number("e", 1), tensor("chosen", 3, 8)]}
+    inside = in_c10d("all_gather_into_tensor", ("train", 13), ("forward", 8), variables=variables)
+    facts = stage.facts([inside, in_backward(("train", 14), variables={"train": [number("step", 25)]}), inside])
+    skipping = facts.ranks[1].divergence
+    assert (skipping.outlier, skipping.relation) == (True, "out_of_branch")
+    assert skipping.branch == "chosen.numel() != 0"
 
 
 def test_of_two_ranks_the_one_ahead_is_the_outlier(stage: Stage) -> None:
