@@ -75,6 +75,7 @@ _DASHED_PAIR = re.compile(
 )
 _HOST_RATE = re.compile(rf"\W{{0,8}}({NAME})[\s:=|]{{1,40}}{_LABEL}{_RATE}\W*")
 _ANNOUNCES = re.compile(r"\b(?:bus ?bw|busbw|alg ?bw|bus bandwidth|bandwidth|GB/s|Gb/s|Gbps)\b", re.IGNORECASE)
+_OF_TEST = re.compile(r"\bbus ?bw\b|\balg ?bw\b|\bbus bandwidth\b", re.IGNORECASE)  # whatever else the line tells
 _OF_HOSTS = re.compile(r"\b(?:hosts?|nodes?|machines?|servers?)\b|_perf\b", re.IGNORECASE)
 _NO_RATE = re.compile(  # of a network or of links between GPUs
     r"\b(?:latency|usec|us\)|rtt|ping|time|tokens?|disks?|storage|nfs|lustre|gpfs|fio|ior|dd|checkpoints?|files?"
@@ -287,9 +288,11 @@ class _Reading:
             if self._list:
                 self._list = self._list[0], number
             return True
-        if _ANNOUNCES.search(text) and not _NO_RATE.search(text):
+        if _OF_TEST.search(text) or (_ANNOUNCES.search(text) and not _NO_RATE.search(text)):
             self._list = f"list {number}", number
             self._of_hosts = _OF_HOSTS.search(text) is not None
+        elif text.rstrip().endswith(":") and _NO_RATE.search(text):
+            self._list = None  # another list begins
         columns = [one for one in text.replace("|", " ").split() if is_host_name(one)]
         if len(columns) > 2 and len(columns) >= len(text.replace("|", " ").split()) - 1:
             self._matrix = columns[:MAX_CELLS]
