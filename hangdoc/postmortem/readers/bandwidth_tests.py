@@ -75,7 +75,8 @@ _DASHED_PAIR = re.compile(
 )
 _HOST_RATE = re.compile(rf"\W{{0,8}}({NAME})[\s:=|]{{1,40}}{_LABEL}{_RATE}\W*")
 _ANNOUNCES = re.compile(r"\b(?:bus ?bw|busbw|alg ?bw|bus bandwidth|bandwidth|GB/s|Gb/s|Gbps)\b", re.IGNORECASE)
-_OF_TEST = re.compile(r"\bbus ?bw\b|\balg ?bw\b|\bbus bandwidth\b", re.IGNORECASE)  # whatever else the line tells
+_OF_TEST = re.compile(r"\bbus ?bw\b|\balg ?bw\b|\bbus bandwidth\b", re.IGNORECASE)
+_CLAUSE_END = re.compile(r"[,;:.!?] ")
 _OF_HOSTS = re.compile(r"\b(?:hosts?|nodes?|machines?|servers?)\b|_perf\b", re.IGNORECASE)
 _NO_RATE = re.compile(  # of a network or of links between GPUs
     r"\b(?:latency|usec|us\)|rtt|ping|time|tokens?|disks?|storage|nfs|lustre|gpfs|fio|ior|dd|checkpoints?|files?"
@@ -288,7 +289,7 @@ class _Reading:
             if self._list:
                 self._list = self._list[0], number
             return True
-        if _OF_TEST.search(text) or (_ANNOUNCES.search(text) and not _NO_RATE.search(text)):
+        if _announces(text):
             self._list = f"list {number}", number
             self._of_hosts = _OF_HOSTS.search(text) is not None
         elif text.rstrip().endswith(":") and _NO_RATE.search(text):
@@ -331,6 +332,15 @@ class _Reading:
             run.place(hosts)
             run.rate(AVERAGE, value * (_factor(unit) if unit else 1.0))
             self.runs.append(run)
+
+
+def _announces(text: str) -> bool:
+    """True for words above a list of rates; `Step time doubled. busbw of each pair:` has a clause of its own for them."""
+    if not _ANNOUNCES.search(text):
+        return False
+    return not _NO_RATE.search(text) or any(
+        _OF_TEST.search(clause) and not _NO_RATE.search(clause) for clause in _CLAUSE_END.split(text)
+    )
 
 
 def _of_bus(label: str | None) -> bool:
