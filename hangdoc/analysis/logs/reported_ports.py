@@ -41,6 +41,7 @@ class PortsJob:
     slow: tuple[Suspect, ...] = ()  # hosts with a slower port than their peers
     slow_text: str | None = None  # "worker-d runs at 100 Mbit/s, worker-a, worker-b at 10000 Mbit/s"
     far_slower: bool = False  # by more than a generation of Ethernet or InfiniBand
+    agreed: bool = False  # a bandwidth test between hosts is slow on the same hosts
     slow_path: str | None = None  # a path far slower than another: "a to c 940 Mbit/s, a to b 94100 Mbit/s"
     other_mtu: tuple[Suspect, ...] = ()  # hosts with another MTU than most
     mtu_text: str | None = None  # "rk3-08 has an MTU of 1500, rk3-05 to rk3-07 of 9000"
@@ -72,7 +73,7 @@ class ReportedPortsDetector(Detector[object, PortsJob]):
         measured = on_hosts(case, case.job(BandwidthJob).slow)
         if logs is None or not any(True for _, event in logs.unattributed if event.kind in KINDS):
             return {}, PortsJob(blamed=measured)
-        slow, slow_text = _slow(logs)
+        slow, slow_text, far_slower = _slow(logs)
         other, mtu_text = _mtu(logs)
         down, down_text = _down(logs)
         unstable = _unstable(logs)
@@ -83,7 +84,8 @@ class ReportedPortsDetector(Detector[object, PortsJob]):
         return {}, PortsJob(
             slow=_suspects(slow),
             slow_text=slow_text,
-            far_slower=_far_slower(logs, slow),
+            far_slower=far_slower,
+            agreed=bool(slow) and set(slow) == {one.host for one in case.job(BandwidthJob).slow},
             slow_path=_slow_path(logs),
             other_mtu=_suspects(other),
             mtu_text=mtu_text,
@@ -160,17 +162,34 @@ def _comparable(hosts: Mapping[str, Mapping[str, int]]) -> Mapping[str, int]:
     return {host: next(iter(ports.values())) for host, ports in hosts.items() if len(ports) == 1}
 
 
-def _slow(logs: JobLogs) -> tuple[Sequence[str], str | None]:
-    speeds = _comparable(_by_host(logs, "port_speed", "mbit"))
+def _slow(logs: JobLogs) -> tuple[Sequence[str], str | None, bool]:
+    """The hosts with a slower port, what shows it, and whether it is far slower."""
+    hosts = _by_host(logs, "port_speed", "mbit")
+    speeds = _comparable(hosts)
+    if slow := _slower(speeds):
+        return slow, _sides(speeds, "runs at {} Mbit/s", slow), _far_slower(speeds, slow)
+    for interface in sorted({name for ports in hosts.values() for name in ports if name}):  # hosts may have several
+        speeds = {host: ports[interface] for host, ports in hosts.items() if interface in ports}
+        slow = _slower(speeds) if len(speeds) >= COMPARABLE_RANKS else []
+        if slow and not _renumbered(hosts, slow):
+            return slow, f"{interface}: {_sides(speeds, 'runs at {} Mbit/s', slow)}", _far_slower(speeds, slow)
+    return [], None, False
+
+
+def _renumbered(hosts: Mapping[str, Mapping[str, int]], slow: Sequence[str]) -> bool:
+    """True if a slow host has the same speeds as another one, under other names."""
+    others = [sorted(ports.values()) for host, ports in hosts.items() if host not in slow]
+    return any(sorted(hosts[host].values()) in others for host in slow)
+
+
+def _slower(speeds: Mapping[str, int]) -> list[str]:
+    """The hosts far below the fastest; none, if they are the most."""
     fastest = max(speeds.values(), default=0)
     slow = [host for host, speed in speeds.items() if speed * SLOWER_PORT <= fastest]
-    if not slow or 2 * len(slow) > len(speeds):
-        return [], None
-    return slow, _sides(speeds, "runs at {} Mbit/s", slow)
+    return slow if 2 * len(slow) <= len(speeds) else []
 
 
-def _far_slower(logs: JobLogs, slow: Sequence[str]) -> bool:
-    speeds = _comparable(_by_host(logs, "port_speed", "mbit"))
+def _far_slower(speeds: Mapping[str, int], slow: Sequence[str]) -> bool:
     fastest = max(speeds.values(), default=0)
     return any(speeds[host] * FAR_SLOWER_PORT <= fastest for host in slow)
 

@@ -46,6 +46,13 @@ _RDMA = re.compile(r"\blink ([\w.-]{1,40}/\d{1,3}) (?:\S{1,40} ){0,8}?state (\w{
 _NO_CARRIER = re.compile(r"\bLink detected: no\b")
 _IB_PORT = re.compile(r"(?:CA '([\w.-]{1,40})'|Infiniband device '([\w.-]{1,40})' port|hca_id:\s{1,8}([\w.-]{1,40}))")
 _IB_STATE = re.compile(r"^\s*(?:State|state): {0,20}\t{0,4}(?:\d: )?(?:PORT_)?(Down|DOWN|Active|ACTIVE|Init|INIT\w*)\b")
+# `ibstat | paste - - - -`, or a loop that prints one line an adapter: `CA 'mlx5_1' State: Active ... Rate: 200`
+_ADAPTER = r"(?:mlx[45]_|hfi1_|bnxt_re|irdma|qedr|ib)\d{1,3}"
+_IB_ROW = re.compile(
+    rf"\W{{0,8}}(?:CA |hca_id: ?|device )?'?({_ADAPTER})'?[\s:,]"
+    r"(?P<rest>.{0,200}?\b[Rr]ate:[ \t]{0,12}(?P<rate>\d{1,4})\b.{0,60})"
+)
+_ROW_STATE = re.compile(r"(?<![Pp]hysical )\b[Ss]tate:[ \t]{0,12}(?:\d: )?(?:PORT_)?(Down|Active|Init)", re.IGNORECASE)
 _KERNEL_LINK = re.compile(
     r"(?:mlx5_core|mlx4_en|ixgbe|i40e|ice|bnxt_en|igb|e1000e|r8169|tg3|ena|qede|nfp)\b[: ].{0,40}?"
     r"\b([a-z][\w.-]{1,30})[: ]{1,3}(?:(?:NIC )?[Ll]ink (?:is )?)([Dd]own|[Uu]p)\b"
@@ -81,7 +88,7 @@ OPENING = re.compile(
     r"|[Ll]ink (?:is )?[Dd]own|NIC Link is Up|\bnvidia-nccl-cu\d"
     r"|NCCL INFO NCCL version \d|NCCL version \d[\d.]{1,10}\+cuda|\btorch(?:==| )\d"
     r"|/sys/class/net/[^/\s]{1,40}/(?:mtu|speed)\b"
-    r"|\bethtool (?:-S|--statistics) [a-z]|torch\.__version__|query-gpu=driver_version|\bibstat\b.*\bRate\b"
+    r"|\bethtool (?:-S|--statistics) [a-z]|torch\.__version__|query-gpu=driver_version|\bibstat(?:us)?\b.*\b[Rr]ate\b"
     r"|\bfirewall-cmd\b.{0,80}--list-ports\b",
 )
 _FILE = re.compile(r"\.(?:py|sh|cc|cpp|log|txt|md|ya?ml|json)$")
@@ -229,6 +236,13 @@ def _port(reading: _Reading, host: str | None, text: str) -> None:
             reading.add(host, "port_mtu", text, mtu=text.strip())
         else:
             reading.add(host, "port_speed", text, mbit=text.strip())
+    if row := _IB_ROW.fullmatch(text.strip()):
+        shown = _ROW_STATE.search(row["rest"])
+        if shown:
+            reading.add(host, "port_state", text, interface=row[1], state=shown[1].lower())
+        if not shown or shown[1].lower() == "active":
+            reading.add(host, "port_speed", text, mbit=str(int(row["rate"]) * 1000), interface=row[1])
+        return
     if found := _IB_PORT.search(text):
         reading.device = next(name for name in found.groups() if name)
     if found := _SPEED.search(text):
@@ -328,6 +342,8 @@ def _is_address(word: str) -> bool:
 def _is_host(word: str) -> bool:
     """True if a word looks like a host: `node-a`, `gpu07`, `10.0.0.3`."""
     if not re.search(r"[\d-]", word) or re.fullmatch(r"[\d.]{1,6}", word) or not re.search(r"[A-Za-z]|\d\.\d", word):
+        return False
+    if re.fullmatch(_ADAPTER, word):
         return False
     return "." not in word or _is_address(word) or not _FILE.search(word)
 
