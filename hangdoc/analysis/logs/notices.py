@@ -42,6 +42,7 @@ class NoticesFacts:
     file_system_full: str | None = None  # `df` shows that a file system of its host has no space left
     stale_lock: str | None = None  # a listing shows an old lock file that no process has open
     storage_lost: str | None = None  # a file system, its server or its disk reported an error
+    split_waits: str | None = None  # it waits until every other rank reads its part of a data set
     gc_pause: str | None = None  # a garbage collection that stopped a rank for some tenths of a second, or longer
     storage_throttled: str | None = None  # an object store refused requests because there were too many
     disk_failed: str | None = None  # a disk, or the file system on it, reported an error; the job may not use it
@@ -101,6 +102,8 @@ class NoticesJob:
     stale_lock_at: tuple[Suspect, ...] = ()
     storage_lost: str | None = None
     storage_lost_at: tuple[Suspect, ...] = ()
+    split_waits: str | None = None
+    split_waits_at: tuple[Suspect, ...] = ()
     gc_pause: str | None = None
     gc_pause_at: tuple[Suspect, ...] = ()
     storage_throttled: str | None = None

@@ -237,6 +237,8 @@ class LogCollector:
                 self._events_of(origin).offer_stack(1, line.at, found.exception.stacks)
         elif kind == "gradients_missing" and origin.rank is None:
             origin = replace(origin, rank=int(fields["rank"]))  # DDP names the rank that raises
+        elif kind == "split_waits":
+            origin = LineOrigin(rank=int(fields["rank"]))  # the coordinator of the data set writes it
         elif kind == "announced" and origin.rank is None and origin.pid is None:
             origin = replace(origin, rank=int(fields["rank"]))  # it speaks of itself
         elif kind == "saving" and any(_SAVED.search(text[:TEXT]) for text in matched.after(MAX_SAVE)):
