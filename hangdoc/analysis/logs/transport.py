@@ -31,7 +31,8 @@ class TransportJob:
     clear: bool = False  # most of three or more hosts have the better choice
     sockets: str | None = None  # NCCL found no adapter and uses sockets everywhere, which is slow or was not wanted
     named: str | None = None  # with `sockets`: the adapters that NCCL was told to use
-    slow: str | None = None  # with `sockets`: a slow test, a slow interface, or the missing devices of adapters
+    library: str | None = None  # with `sockets`: the library that NCCL could not load
+    slow: str | None = None  # with `sockets`: a slow test, a slow interface, or adapters that are hidden or not used
     failed: str | None = None  # first line about a failed connection or transfer
     count: int = 0  # such lines
     hosts: int = 0  # hosts that report one; with `peer`, those that name it
@@ -57,8 +58,9 @@ class TransportDetector(Detector[object, TransportJob]):
             fallback=text,
             odd=on_hosts(case, odd),
             clear=clear,
-            sockets=sockets if named or slow else None,
+            sockets=sockets.text if sockets and (named or slow) else None,
             named=named if sockets else None,
+            library=sockets.fields.get("library") if sockets else None,
             slow=slow if sockets else None,
             failed=failed[0][1].text if failed else None,
             count=len(failed),
@@ -106,21 +108,29 @@ def _fallback(logs: JobLogs) -> tuple[str | None, tuple[Suspect, ...], bool]:
     return None, (), False
 
 
-def _sockets(logs: JobLogs) -> str | None:
+def _sockets(logs: JobLogs) -> LogEvent | None:
     """The line about a missing adapter, if all hosts that say what NCCL uses say sockets, and nothing timed out."""
     missing = next(logs.all("no_adapter"), None)
     networks = _choices(logs).get("network", {})
     if missing is None or not networks or set(networks.values()) != {"Socket"} or any(logs.all(*TIMEOUTS)):
         return None
-    return missing.text
+    return missing
 
 
 def _slow(logs: JobLogs) -> str | None:
-    """The largest rate of a bandwidth test, if it is that of slow Ethernet; or the speed of an interface."""
+    """The largest rate of a slow bandwidth test, the speed of a slow interface, or an adapter that is not used."""
     rates = [float(one.partition("=")[2]) for event in logs.all("bandwidth") for one in event.fields["rates"].split()]
     if rates and max(rates) <= SOCKET_RATE:
         return f"at most {max(rates):.3g} GB/s in a bandwidth test"
-    return next((event.text.strip() for event in logs.all("slow_interface", "adapters_hidden")), None)
+    shown = next((event.text.strip() for event in logs.all("slow_interface", "adapters_hidden")), None)
+    return shown or next(
+        (
+            f"a host has an adapter: {event.fields['interface']} is active"
+            for event in logs.all("port_state")
+            if event.fields.get("state") == "active" and event.fields.get("interface")
+        ),
+        None,
+    )
 
 
 def _choices(logs: JobLogs) -> Mapping[str, Mapping[str, str]]:

@@ -335,7 +335,7 @@ class _Reading:
 
 
 def _announces(text: str) -> bool:
-    """True for words above a list of rates; `Step time doubled. busbw of each pair:` has a clause of its own for them."""
+    """True for words above a list of rates, in a clause of their own: `Step time doubled. busbw of each pair:`."""
     if not _ANNOUNCES.search(text):
         return False
     return not _NO_RATE.search(text) or any(

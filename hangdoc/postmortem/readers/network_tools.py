@@ -1,8 +1,8 @@
 """What tools print of hosts: speed, MTU and state of ports, throughput, loss, firewalls, and versions of software.
 
-`ethtool` and `ethtool -S`, `ip link`, `ifconfig`, `rdma link`, `ibstat`, `ibstatus`, `ibv_devinfo`, `iperf3`,
-`ib_write_bw`, `ping`, `iptables -L`, the kernel's log. The host of a line is in its prefix, in the prompt above it, or
-in a heading.
+`ethtool` and `ethtool -S`, `ip link`, `ifconfig`, `rdma link`, `ibstat`, `ibstatus`, `ibv_devinfo`, `ibdev2netdev`,
+`iperf3`, `ib_write_bw`, `ping`, `iptables -L`, the kernel's log. The host of a line is in its prefix, in the prompt
+above it, or in a heading.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ _IB_ROW = re.compile(
     r"(?P<rest>.{0,200}?\b[Rr]ate:[ \t]{0,12}(?P<rate>\d{1,4})\b.{0,60})"
 )
 _ROW_STATE = re.compile(r"(?<![Pp]hysical )\b[Ss]tate:[ \t]{0,12}(?:\d: )?(?:PORT_)?(Down|Active|Init)", re.IGNORECASE)
+_NETDEV = re.compile(rf"\s*({_ADAPTER}) port \d{{1,2}} ==> [\w.-]{{1,40}} \((Up|Down)\)\s*")  # ibdev2netdev
 _KERNEL_LINK = re.compile(
     r"(?:mlx5_core|mlx4_en|ixgbe|i40e|ice|bnxt_en|igb|e1000e|r8169|tg3|ena|qede|nfp)\b[: ].{0,40}?"
     r"\b([a-z][\w.-]{1,30})[: ]{1,3}(?:(?:NIC )?[Ll]ink (?:is )?)([Dd]own|[Uu]p)\b"
@@ -89,7 +90,7 @@ OPENING = re.compile(
     r"|NCCL INFO NCCL version \d|NCCL version \d[\d.]{1,10}\+cuda|\btorch(?:==| )\d"
     r"|/sys/class/net/[^/\s]{1,40}/(?:mtu|speed)\b"
     r"|\bethtool (?:-S|--statistics) [a-z]|torch\.__version__|query-gpu=driver_version|\bibstat(?:us)?\b.*\b[Rr]ate\b"
-    r"|\bfirewall-cmd\b.{0,80}--list-ports\b",
+    r"|\bfirewall-cmd\b.{0,80}--list-ports\b|\bport \d ==> \S{1,40} \((?:Up|Down)\)",
 )
 _FILE = re.compile(r"\.(?:py|sh|cc|cpp|log|txt|md|ya?ml|json)$")
 # Interfaces that carry no traffic between hosts.
@@ -179,7 +180,9 @@ def _read_line(reading: _Reading, text: str) -> None:
             reading.names.setdefault(pair[2], pair[1])
     if (entry := _ETC_HOSTS.fullmatch(text)) and len(reading.names) < MAX_ALIASES and not _is_address(entry[2]):
         reading.names.setdefault(entry[1], entry[2])
+    command = text.lstrip().startswith("$ ")
     if found := _PROMPT.match(text):
+        command = True
         if _is_host(found[1]):
             reading.host = found[1]
         text = found[2]
@@ -198,7 +201,7 @@ def _read_line(reading: _Reading, text: str) -> None:
         return
     if "ssh" in text and (found := _SSH.search(text)):
         reading.host = found[1] if _is_host(found[1]) else reading.host
-    elif _observed(reading, text):
+    elif _observed(reading, text, command):
         return
     hosts, rest = _prefix(text)
     for host in hosts or (reading.host,):
@@ -209,9 +212,9 @@ def _read_line(reading: _Reading, text: str) -> None:
     _firewall(reading, text)
 
 
-def _observed(reading: _Reading, text: str) -> bool:
+def _observed(reading: _Reading, text: str, command: bool) -> bool:
     """True if the line is a heading, which names the host of what follows."""
-    if len(text) <= 120 and (found := _HEADING.fullmatch(text)) and _is_host(found[1]):
+    if not command and len(text) <= 120 and (found := _HEADING.fullmatch(text)) and _is_host(found[1]):
         reading.host = found[1]
         return True
     if (found := _AT_END.search(text)) and _is_host(found[1]):
@@ -243,6 +246,9 @@ def _port(reading: _Reading, host: str | None, text: str) -> None:
         if not shown or shown[1].lower() == "active":
             reading.add(host, "port_speed", text, mbit=str(int(row["rate"]) * 1000), interface=row[1])
         return
+    if found := _NETDEV.fullmatch(text):
+        state = "active" if found[2] == "Up" else "down"
+        reading.add(host, "port_state", text, interface=found[1], state=state)
     if found := _IB_PORT.search(text):
         reading.device = next(name for name in found.groups() if name)
     if found := _SPEED.search(text):
