@@ -12,7 +12,15 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 
-from hangdoc.postmortem.readers._host_names import MAX_LINES, NAME, as_rank, between_rulers, is_host_name, prompt_of
+from hangdoc.postmortem.readers._host_names import (
+    MAX_LINES,
+    NAME,
+    as_rank,
+    between_rulers,
+    is_host_name,
+    is_lettered,
+    prompt_of,
+)
 
 # `for h in n1 n2 n3; do echo $h; ...`: lines that are one of these names alone are headings.
 _LOOP = re.compile(rf"\bfor \w{{1,20}} in ((?:{NAME} ){{0,64}}?{NAME}) ?; ?do\b")
@@ -51,7 +59,6 @@ _SENTENCE_END = re.compile(
     rf"(?:^|[\s,(])(?:on|from|of)(?: the)?(?: host| node| machine| server)? ({NAME}){_SAYS}?\)?\s?[:.]?\s*$"
     rf"|(?:^|[\s,(])({NAME}){_SAYS}\s?:\s*$"
 )
-_LETTERED = re.compile(r"[a-z][a-z0-9]{1,14}-[a-z]")
 _CUE = re.compile(  # of a sentence that announces what was found on a host
     r"\b(?:dmesg|kernel|journal(?:ctl)?|syslog|logs?|found|see|saw|machine|node|host|box|nvidia-smi|output|this"
     r"|here|only"
@@ -117,7 +124,7 @@ def _stated(text: str) -> tuple[bool, str | None]:
 
 def _is_host(name: str) -> bool:
     """True for a host where a kernel log is announced: there, `trn-b` is one, too."""
-    return is_host_name(name) or _LETTERED.fullmatch(name) is not None
+    return is_host_name(name) or is_lettered(name)
 
 
 def host_in_front(raw: str, message: int) -> str | None:

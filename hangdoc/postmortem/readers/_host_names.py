@@ -46,6 +46,7 @@ _PRODUCT = re.compile(  # GPUs, models, systems and versions of software
     r"|mistral|mixtral|gemma|deepseek|resnet|imagenet|slurm|k8s|fp|bf|int|float)[-_]?v?\d.*",
     re.IGNORECASE,
 )
+_LETTERED = re.compile(r"[a-z][a-z0-9]{1,14}-[a-z]")  # `trn-b`
 _RANK_NAME = re.compile(r"(?:global[-_]?)?rank[-_]?(\d{1,6})", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}")
 
@@ -68,8 +69,7 @@ def prompt_of(text: str) -> Prompt | None:
     if not found:
         return None
     name, command = found["host"] or found["bare"], found["command"] or ""
-    at_home = found["bare"] and text[found.end("bare") :].startswith(":~")  # `trainbox:~$`
-    if found["bare"] and not at_home and as_rank(found["bare"]) is None and not is_host_name(found["bare"]):
+    if found["bare"] and not _may_be_prompt(found["bare"], text[found.end("bare") :], command):
         return None
     if ssh := _SSH.match(command):
         return Prompt(ssh[1], True, ssh[1], command)
@@ -79,6 +79,14 @@ def prompt_of(text: str) -> Prompt | None:
         return Prompt(None, True, None, command)
     host = name if name and as_rank(name) is None and name != "localhost" else None
     return Prompt(host, name is not None, name, command)
+
+
+def _may_be_prompt(name: str, behind: str, command: str) -> bool:
+    """True if a word in front of `$`, `%` or `#` is a host or a rank: by itself, or by what is behind it."""
+    if behind.startswith(":~") or as_rank(name) is not None or is_host_name(name):  # `trainbox:~$`
+        return True
+    shell = bool(command) and behind.lstrip("]")[:1] in ("$", "#")  # `[trn-b]$ iostat`
+    return shell and is_lettered(name) and not _NO_HOST.fullmatch(name)
 
 
 def as_rank(name: str) -> int | None:
@@ -94,6 +102,11 @@ def is_host_name(name: str) -> bool:
     return bool(re.search(r"\d", name) and re.search(r"[A-Za-z]", name)) and not (
         _NO_HOST.fullmatch(name) or _PRODUCT.fullmatch(name)
     )
+
+
+def is_lettered(name: str) -> bool:
+    """True for `trn-b`: a host, too, where the text around it suggests one, as a prompt does."""
+    return _LETTERED.fullmatch(name) is not None
 
 
 def between_rulers(above: str, name: str, below: str) -> str | None:
