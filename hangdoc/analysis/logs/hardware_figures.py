@@ -112,7 +112,8 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
         if bound_why is None:
             bound, bound_why = _starved(values["cpu allowed"], values["cpu setting"])
         if bound_why is None:
-            bound_why = _confined(values["cpu allowed"], values["cpu cores"])
+            counted = () if values["cpu setting"] else values["cpu threads"]  # most of these sleep
+            bound_why = _confined(values["cpu allowed"], values["cpu cores"], counted)
             alike = bound_why is not None
         crowded_why, proved = _crowded(values)
         loaded, loaded_why = _loaded(values["cpu load"])
@@ -343,15 +344,20 @@ def _starved(allowed: Sequence[Figure], settings: Sequence[Figure]) -> tuple[lis
     return found if len(found) < len(cores) else [], f"cores allowed: {shown}"
 
 
-def _confined(allowed: Sequence[Figure], known: Sequence[Figure]) -> str | None:
-    """Most ranks may use one core each, and most cores of the host are left unused."""
+def _confined(allowed: Sequence[Figure], known: Sequence[Figure], threads: Sequence[Figure]) -> str | None:
+    """Most ranks may use one core each, and most cores of the host are left unused, or a process has many threads."""
     cores = max((float(one.value) for one in known), default=0.0)
     fewest = _fewest(allowed)
     few = {key: count for key, count in fewest.items() if count <= ONE_CORE}
-    if len(few) < 2 or 2 * len(few) <= len(fewest) or cores < MOST_CORES_UNUSED * sum(few.values()):
+    if len(few) < 2 or 2 * len(few) <= len(fewest):
         return None
     shown = ", ".join(f"{count:.0f} on {called(*key)}" for key, count in list(few.items())[:MAX_SHOWN])
-    return f"CPUs allowed: {shown}, of {cores:.0f}"
+    if cores >= MOST_CORES_UNUSED * sum(few.values()):
+        return f"CPUs allowed: {shown}, of {cores:.0f}"
+    most = max((float(one.value) for one in threads if one.of == "process"), default=0.0)
+    if most >= MANY_BUSY_THREADS_PER_CORE * max(few.values()):
+        return f"CPUs allowed: {shown}, and a process has {most:.0f} threads"
+    return None
 
 
 def _shared(sets: Sequence[Figure], allowed: Sequence[Figure]) -> tuple[list[tuple[str, str]], str | None]:

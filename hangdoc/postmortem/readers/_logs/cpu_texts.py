@@ -22,7 +22,7 @@ CPU_SET = "cpu set"  # the host and the CPUs that a process may use, as printed
 
 _SHOWS = re.compile(
     r"nr_|_cfs_|affinit|cpu-bind|MPI startup|taskset|/task/|Cpus_allowed|bound to"
-    r"|[Ll]oad av|nproc|cores?\b|CPU|[Tt]hread|OMP|MKL|bf16|bfloat|^\s*\d|NLWP|nlwp"
+    r"|\bwc -l|[Ll]oad av|nproc|cores?\b|CPU|[Tt]hread|OMP|MKL|bf16|bfloat|^\s*\d|NLWP|nlwp"
 )
 _STAT = re.compile(r"\bnr_(periods|throttled)[\s:=]{1,4}(\d{1,18})\b")
 _AFFINITY = re.compile(
@@ -64,7 +64,7 @@ _NPROC = re.compile(r"(?:^|[$#;&|] ?)nproc\b")
 _NPROC_IS = re.compile(
     r"\bnproc ?[:=] ?(\d{1,5})\b|^\s{0,4}CPU\(s\):\s{1,40}(\d{1,5})\b"
     r"|\b(?:cpu_count|cpus?)\(\) ?(?:=|->|:) ?(\d{1,5})\b"
-    r"|\((\d{1,4}) (?:cpu |logical |physical |CPU )?(?:cores|cpus|CPUs)\)"
+    r"|\((?:[^()\n]{1,40}, )?(\d{1,4}) (?:cpu |logical |physical |CPU )?(?:cores|cpus|CPUs)\)"
     r"|\b\d{1,4} (?:physical )?cores ?(?:/|,|with) ?(\d{1,4}) (?:hardware |hyper|logical )?(?:threads|CPUs)\b"
     r"|\b(\d{1,4}) (?:hw|hardware|logical) (?:threads|cores|cpus|CPUs)\b"
     r"|\b(\d{1,4})[ -]cores? (?:box|node|machine|host|server|workstation)s?\b"
@@ -79,6 +79,13 @@ _COMPUTING = re.compile(  # how many threads torch computes with, as scripts pri
     r"|\bthreads[ =:]{1,2}(\d{1,4})[ ,]{1,2}(?:inter[ _-]?op[ =:]{1,2})?\d{1,4}\b(?!\.\d)"
     r"|\bintra[ _-]?op(?:[ _-](?:num[ _-])?threads)?[ =:]{1,2}(\d{1,4})\b(?!\.\d)",
     re.IGNORECASE,
+)
+# Commands that print one number: a setting of the shell, the threads of a process.
+_ASKS_SETTING = re.compile(r"\b(?:echo \"?\$\{?|printenv )(?:OMP|MKL)_NUM_THREADS\}?\"?\s*$")
+_COUNTS_THREADS = re.compile(
+    r"\bps (?:-\w{1,6} (?:[\w,%=:]{1,60} )?){0,3}?-\w{0,3}(?:[LT]\w{0,3} (?:-\w{1,4} (?:[\w,%=:]{1,60} )?){0,2}?-?p"
+    r"|Lp|Tp) ?(?P<pid>\d{1,9})(?P<bare> (?:--no-headers?|h))?"
+    r"\s?\| ?wc -l\s*$|\bls /proc/(?P<listed>\d{1,9})/task/?\s?\| ?wc -l\s*$"
 )
 _PS = re.compile(r"\bps\b.{0,40}?-(?:o|eo|Ao|axo|o) ?([\w%,:]{3,200})")
 _LISTS_BF16 = re.compile(r"grep\b.{0,80}(?:avx512_bf16|amx_bf16)")
@@ -101,7 +108,8 @@ class CpuTexts:
     _stat: dict[str, int] = field(default_factory=dict)
     _owner: tuple[str, str] = ("", "")
     _above: str | None = None
-    _asked: str = ""  # the command before: nproc, bf16
+    _asked: str = ""  # the command before: nproc, bf16, setting, threads
+    _counted: tuple[str, int] = ("", 0)  # the process whose threads a command counts, and the rows that are none
     _rows: str = ""  # the command before prints a row for each process, with its affinity
     _columns: list[str] = field(default_factory=list)  # of ps
     _threads: bool = False  # the text lists threads, and not processes
@@ -185,8 +193,21 @@ class CpuTexts:
         if _NPROC.search(text):
             self._asked = "nproc"
             return
+        if _ASKS_SETTING.search(text):
+            self._asked = "setting"
+            return
+        if counts := _COUNTS_THREADS.search(text):
+            self._asked = "threads"
+            self._counted = counts["pid"] or counts["listed"], 0 if counts["listed"] or counts["bare"] else 1
+            return
         cells = text.split()
-        if self._asked == "nproc" and cells and re.fullmatch(r"\d{1,5}", cells[0]):
+        if self._asked in ("setting", "threads") and len(cells) == 1 and re.fullmatch(r"\d{1,5}", cells[0]):
+            pid, headers = self._counted
+            if self._asked == "setting":
+                yield SETTING, ("", ""), cells[0]  # of the shell, and of what it starts
+            else:
+                yield THREADS, ("process", pid), str(int(cells[0]) - headers)
+        elif self._asked == "nproc" and cells and re.fullmatch(r"\d{1,5}", cells[0]):
             yield CORES, own, cells[0]
         elif self._asked == "bf16":
             if "bf16" not in text:
