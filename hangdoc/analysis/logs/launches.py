@@ -20,6 +20,7 @@ KIND = "launch_setting"
 MAX_SUSPECTS = 16
 SHARED = ("master_port", "master_addr", "rdzv_endpoint", "world_size", "nnodes", "rdzv_id", "rdzv_backend")
 SIZES = ("nnodes", "world_size")
+LEAST_APART = 3  # launches: of two, one may be the one that is right
 STATIC = "static"  # the rendezvous that uses the number of the host
 FIRST_RANK = "rank 0"
 ALONE = "1"  # number of hosts or ranks of a job that does not wait for others
@@ -36,7 +37,8 @@ class LaunchesJob:
 
     text: str | None = None  # "master_port 29601 on gn3, 29610 on gn1, gn2"
     odd: tuple[Suspect, ...] = ()  # the hosts or ranks with another setting than most; none of two
-    clear: bool = False  # most of three or more agree
+    clear: bool = False  # most of three or more agree, or none is right
+    apart: bool = False  # each looks for the store elsewhere: none is right
 
 
 class LaunchesDetector(Detector[object, LaunchesJob]):
@@ -52,8 +54,43 @@ class LaunchesDetector(Detector[object, LaunchesJob]):
             return {}, LaunchesJob()
         if all(one.get("nnodes") == ALONE for one in by_owner.values()) and not _one_store(by_owner):
             return {}, LaunchesJob()  # jobs of one host each
-        found = next(_differences(by_owner), None) or _own_numbers(by_owner) or _own_store(by_owner)
+        found = _all_apart(by_owner) or next(_differences(by_owner), None) or _own_numbers(by_owner)
+        found = found or _own_store(by_owner) or _all_local(by_owner)
         return {}, found or LaunchesJob()
+
+
+def _all_apart(by_owner: Mapping[str, Settings]) -> LaunchesJob | None:
+    """An address or a port of the store that differs on every rank or host of one job: no two of them meet."""
+    if len(by_owner) < LEAST_APART or not _one_job(by_owner):
+        return None
+    for name in ("master_port", "master_addr"):
+        values = {owner: one[name] for owner, one in by_owner.items() if name in one}
+        if len(values) == len(by_owner) and len({_bare(value) for value in values.values()}) == len(values):
+            return LaunchesJob(f"each has its own: {_sides(name, values, ())}", (), True, True)
+    return None
+
+
+def _all_local(by_owner: Mapping[str, Settings]) -> LaunchesJob | None:
+    """Ranks of one job, on several hosts, each of which looks for the store on its own host."""
+    name = "master_addr"
+    hosts = {host for owner, one in by_owner.items() if (host := known_host(one.get("host", "")))}
+    values = {owner: one.get(name, "") for owner, one in by_owner.items()}
+    if len(hosts) < 2 or not all(map(_LOCAL.match, values.values())) or not _one_job(by_owner):
+        return None
+    return LaunchesJob(f"ranks of {len(hosts)} hosts use their own host: {_sides(name, values, ())}", (), True, True)
+
+
+def _one_job(by_owner: Mapping[str, Settings]) -> bool:
+    """True if the launches have numbers of their own, all below one size; without a size, all numbers from 0."""
+    numbers = {number for one in by_owner.values() if (number := parse_count(_number(one))) is not None}
+    by_rank = all("rank" in one for one in by_owner.values())
+    sizes = {one.get("world_size" if by_rank else "nnodes") for one in by_owner.values()} - {None}
+    size = parse_count(next(iter(sizes))) if len(sizes) == 1 else None if sizes else len(by_owner)
+    return len(numbers) == len(by_owner) and size is not None and max(numbers) < size
+
+
+def _bare(value: str) -> str:
+    return value.partition(".")[0] if not _NUMERIC.fullmatch(value) else value
 
 
 def _differences(by_owner: Mapping[str, Settings]) -> Iterator[LaunchesJob]:

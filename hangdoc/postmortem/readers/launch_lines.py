@@ -2,8 +2,9 @@
 
 `pdsh pgrep -af torchrun`, `ps` over ssh, a launch script per node, `srun -l env`, `kubectl exec POD -- env`: torchrun,
 torch.distributed.run and launch, Accelerate and DeepSpeed (torch/distributed/run.py; accelerate/commands/launch.py;
-deepspeed/launcher/launch.py). The owner of a line is the label in front of it, the prompt or the command above it, or a
-heading. All names are those of torchrun.
+deepspeed/launcher/launch.py); and lines in which each rank prints where it looks for the store. The owner of a line is
+the rank that it names beside that address, the label in front of it, the prompt or the command above it, or a heading.
+All names are those of torchrun.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._host_names import is_host_name, prompt_of
 from hangdoc.postmortem.readers._pasted_text import text_lines
-from hangdoc.postmortem.readers._text_source import TextSource, text_source
+from hangdoc.postmortem.readers._text_source import TextSource, placement_in, text_source
 from hangdoc.redaction.text import redact_text
 
 KIND = "launch_setting"
@@ -34,6 +35,20 @@ _ARGUMENT = re.compile(r"(?<!\S)--(?P<name>[a-z][a-z_-]{2,30})[= ](?P<value>[^\s
 _VARIABLE = re.compile(
     r"(?<![\w$])(?P<name>MASTER_ADDR|MASTER_PORT|WORLD_SIZE|NODE_RANK|NNODES|RANK)=[\"']?(?P<value>[^\s'\";,\\]{1,200})"
 )
+# A line that a rank prints: `[init] rank=0 world=4 MASTER_ADDR=localhost`, `distributed init (rank 2): tcp://n1:29500`.
+_PRINTED_RANK = re.compile(
+    r"(?<![\w.-])(?<!local )(?<!node )(?<!parallel )(?<![dtpe]p )(?:global[ _])?rank(?:\s?[=:]\s?|[ _]?)"
+    r"(?P<rank>\d{1,6})(?![\w.])(?:\s?(?:/|of)\s?(?P<size>\d{1,6})\b)?",
+    re.IGNORECASE,
+)
+_PRINTED_SIZE = re.compile(r"(?<![\w.-])world(?:[ _]?size)?\s?[=: ]\s?(\d{1,6})\b", re.IGNORECASE)
+_PRINTED_STORE = re.compile(
+    r"(?<![\w$])(?:(?P<what>master[_ ]?(?:addr(?:ess)?|port))[\"']?\s?[=:]\s?[\"']?|(?P<url>tcp://))"
+    r"(?P<value>[\w.:\[\]-]{1,200})",
+    re.IGNORECASE,
+)
+_OF_STORE = re.compile(r"init|rendezvous|rdzv|dist[_ -]?url|store", re.IGNORECASE)  # beside a URL, which may be any
+_ENDPOINT = re.compile(r"(?P<address>[^:]{1,200}|\[[\da-fA-F:]{2,45}\]):(?P<port>\d{1,5})")
 _RANK = re.compile(r"[0-9]{1,6}")
 _SCRIPT = re.compile(r"(?<!\S)(?:-m (?P<module>[\w.]{3,100})|(?P<file>[\w./-]{1,200}\.py))(?=\s|$)")
 # Names of other launchers and of variables, in those of torchrun.
@@ -79,7 +94,10 @@ _ROLE = re.compile(
 _WORDS = frozenset({"env", "note", "edit", "update", "and", "output", "command", "error", "warning", "here", "node"})
 MAX_CONTINUED = 40  # lines of one command, all but the last of which end in a backslash
 MAX_COMMAND = 4000  # characters
-MARKS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "MASTER_ADDR=", "MASTER_PORT=", "WORLD_SIZE=")
+MARKS = (
+    *("torchrun", "torch.distributed.run", "torch.distributed.launch", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE="),
+    *("master_addr", "master_port", "tcp://"),
+)
 
 
 @dataclass(slots=True)
@@ -91,6 +109,7 @@ class _Owner:
     values: dict[str, set[str]] = field(default_factory=dict)
     address: str | None = None  # in its heading
     machine: bool = False  # it is no other word above a command, such as `before:`
+    hosts: set[str] = field(default_factory=set)  # of a rank
 
 
 class LaunchReader:
@@ -109,7 +128,7 @@ class LaunchReader:
         for number, command in _commands(text_lines(text, context)):
             found.feed(command, number)
         host_of = text.addresses.host_of if isinstance(text, TextSource) else lambda address: None
-        yield from found.pieces(source.name, host_of)
+        yield from found.pieces(source.name, host_of, placement_in(source).hosts)
 
 
 def _commands(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -152,6 +171,9 @@ class _Owners:
         label = _LABEL.match(text)
         labelled = _owner_of(label) if label else None
         owner = labelled or self._context
+        on = owner[1] if owner and owner[0] == "host" else None
+        if _RANK.fullmatch(settings.get("rank", "")) and settings.keys() & {"master_addr", "master_port"}:
+            owner = "rank", str(int(settings["rank"]))  # a line of one rank
         if owner is None and "node_rank" in settings:
             owner = "node", settings["node_rank"]
         if owner is None and _RANK.fullmatch(settings.get("rank", "")):
@@ -161,13 +183,14 @@ class _Owners:
         address = None if labelled else self._address
         machine = (not labelled and self._logged_in) or _is_host(*owner, address)
         known = self._owners.setdefault(owner, _Owner(number, text, {}, address, machine))
+        known.hosts |= {on} if on and owner[0] == "rank" else set()
         for name, value in settings.items():
             known.values.setdefault(name, set()).add(value)
 
-    def pieces(self, source: str, host_of: Callable[[str], str | None]) -> Iterator[Piece]:
+    def pieces(self, source: str, host_of: Callable[[str], str | None], placed: Mapping[int, str]) -> Iterator[Piece]:
         """One event for each owner; a setting with several values belongs to several jobs, and is left out.
 
-        `host_of`: the host of an address, as the text states it.
+        `host_of`: the host of an address, as the text states it. `placed`: the hosts of ranks, likewise.
         """
         if len(self._owners) < 2:
             return
@@ -177,10 +200,14 @@ class _Owners:
             address = owner.address or _own_address(name, fields, host_of)
             fields |= {"address": address} if address else {}
             fields |= {"machine": "yes"} if what != "rank" and owner.machine else {}
-            fields |= {"ambiguous": "yes"} if any(len(values) > 1 for values in owner.values.values()) else {}
-            event = LogEvent(KIND, redact_text(owner.text.strip())[:400], source, owner.line, None, fields)
+            several = (*owner.values.values(), owner.hosts)
+            fields |= {"ambiguous": "yes"} if any(len(values) > 1 for values in several) else {}
             rank = int(name) if what == "rank" else None
-            yield Piece(ProcessRef(rank, name if what == "host" else None), "logs", Logs((event,)))
+            host = name if what == "host" else next(iter(owner.hosts)) if len(owner.hosts) == 1 else None
+            host = host or (placed.get(rank) if rank is not None else None)
+            fields |= {"host": host} if host else {}
+            event = LogEvent(KIND, redact_text(owner.text.strip())[:400], source, owner.line, None, fields)
+            yield Piece(ProcessRef(rank, host), "logs", Logs((event,)))
 
 
 def _own_address(owner: str, settings: Mapping[str, str], host_of: Callable[[str], str | None]) -> str | None:
@@ -222,6 +249,8 @@ def _settings(text: str) -> Mapping[str, str]:
     if launcher is None and _PROCESS.search(text):
         return {}  # a row of `ps e`, which has a reader of its own
     found = {match["name"]: match["value"] for match in _VARIABLE.finditer(text)}
+    if launcher is None:
+        found |= _printed(text)
     if launcher is not None:
         if "--standalone" in text:
             return {}
@@ -234,6 +263,27 @@ def _settings(text: str) -> Mapping[str, str]:
     named = {_ALIASES.get(name, name): value[:MAX_VALUE] for name, value in found.items() if "$" not in value}
     kept = {name: value for name, value in named.items() if name in _KEPT or name == "script"}
     return kept if kept.keys() - {"script"} else {}
+
+
+def _printed(text: str) -> Mapping[str, str]:
+    """What a rank prints of itself and of the store, if both are in one line."""
+    rank = _PRINTED_RANK.search(text)
+    urls = rank is not None and _OF_STORE.search(text) is not None
+    stores = [one for one in _PRINTED_STORE.finditer(text) if one["what"] or urls] if rank else []
+    if rank is None or not stores:
+        return {}
+    found = {"rank": rank["rank"]}
+    size = _PRINTED_SIZE.search(text)
+    if named := size[1] if size else rank["size"]:
+        found["world_size"] = named
+    for store in stores:
+        value = store["value"].rstrip(".:")
+        endpoint = _ENDPOINT.fullmatch(value)
+        if endpoint:
+            found |= {"master_addr": endpoint["address"], "master_port": endpoint["port"]}
+        elif store["what"]:
+            found["master_port" if store["what"].lower().endswith("port") else "master_addr"] = value
+    return found
 
 
 READER = LaunchReader()
