@@ -25,6 +25,8 @@ from hangdoc.postmortem.readers._nvidia_smi_rows import (
     state_row,
 )
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, opens, parse_channels, text_lines
+from hangdoc.postmortem.readers._placement.placement import Placement
+from hangdoc.postmortem.readers._text_source import placement_in
 
 _TITLE = re.compile(r"\|\s*NVIDIA-SMI\s+(\S{1,40})\s+(?:Driver Version|KMD Version):\s*(\S{1,40}).*")
 _LOST_ROW = re.compile(r"\|.*\bGPU is lost\b.*")
@@ -78,7 +80,7 @@ class NvidiaSmiReader:
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         for piece in parse_channels(text_lines(source, context), OPENING, _Parser):
-            yield from _pieces(piece.process, piece.record, source)
+            yield from _pieces(piece.process, piece.record, source, placement_in(source))
 
 
 @dataclass(slots=True)
@@ -205,7 +207,9 @@ class _Parser:
         self._pids = defaultdict(list)
 
 
-def _pieces(process: ProcessRef, found: tuple[Gpus, dict[int, str]], source: Source) -> Iterator[Piece]:
+def _pieces(
+    process: ProcessRef, found: tuple[Gpus, dict[int, str]], source: Source, placement: Placement
+) -> Iterator[Piece]:
     """The GPUs of the host and of each likely rank, and an event per lost GPU."""
     every, named = found
     host = ProcessRef(host=process.host)
@@ -214,20 +218,12 @@ def _pieces(process: ProcessRef, found: tuple[Gpus, dict[int, str]], source: Sou
         if _RANK_COMMANDS.search(name.rsplit("/", 1)[-1]):
             own = Gpus(tuple(gpu for gpu in every.gpus if pid in gpu.pids), every.driver)
             yield Piece(ProcessRef(host=process.host, pid=pid), "gpu", own)
-    events = [
-        LogEvent(
-            "gpu_lost",
-            f"nvidia-smi: GPU {gpu.index} ({gpu.bus}) does not answer (ERR!)",
-            source.name,
-            0,
-            None,
-            {"gpu": gpu.bus or str(gpu.index)},
-        )
-        for gpu in every.gpus
-        if gpu.lost
-    ]
-    if events:
-        yield Piece(host, "logs", Logs(tuple(events)))
+    for gpu in every.gpus:
+        if gpu.lost:
+            text = f"nvidia-smi: GPU {gpu.index} ({gpu.bus}) does not answer (ERR!)"
+            event = LogEvent("gpu_lost", text, source.name, 0, None, {"gpu": gpu.bus or str(gpu.index)})
+            rank = placement.rank_of_gpu(process.host, gpu.bus) if gpu.bus else None
+            yield Piece(ProcessRef(rank, process.host), "logs", Logs((event,)))
 
 
 def _int(text: str | None) -> int | None:

@@ -49,7 +49,7 @@ class FileOrigin:
 
 def pci_address(text: str) -> int | None:
     """`PCI:0000:c9:00` or `0000:C9:00.0` as the number that NCCL prints as busId (nccl: src/misc/utils.cc)."""
-    found = _PCI.fullmatch(text)
+    found = _PCI.fullmatch(text.rstrip(":."))
     return int(f"{found[1] or '0'}{found[2]}{found[3]}{found[4] or '0'}", 16) if found else None
 
 

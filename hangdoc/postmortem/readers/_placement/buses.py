@@ -43,6 +43,14 @@ def bus_of(address: str) -> str:
     return ":".join(address.lower().partition(".")[0].split(":")[-2:])
 
 
+def bus_of_number(number: int) -> str | None:
+    """The same for the number that NCCL prints as busId (nccl: src/misc/utils.cc): `9b:00` for 0x9b000.
+
+    None: of another domain than the first, where GPUs of one host may differ by their domain alone.
+    """
+    return None if number >> 20 else f"{number >> 12:02x}:{number >> 4 & 0xFF:02x}"
+
+
 class BusList:
     """Takes the lines of a text in order."""
 

@@ -21,7 +21,7 @@ from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.evidence.placement import HostRanks, short_name
 from hangdoc.postmortem.readers._host_names import as_rank, is_host_name, prompt_of
 from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS
-from hangdoc.postmortem.readers._placement.buses import BusList, bus_of
+from hangdoc.postmortem.readers._placement.buses import BusList, bus_of, bus_of_number
 from hangdoc.postmortem.readers._placement.layout import JobLayout
 from hangdoc.postmortem.readers._placement.numbering import RankNumbering
 from hangdoc.postmortem.readers._placement.statements import Seat, believable, may_state, seats_in
@@ -37,6 +37,12 @@ _LABEL = re.compile(r"\s{0,4}(?:\[|=+ |-+ |#+ )?([A-Za-z][\w.-]{1,60})(?:\]|:| \
 
 # torch writes the PID of the rank into its log lines (torch/_logging/_internal.py, since 2.5).
 _LOGGED = re.compile(r"\s{0,4}\[rank(\d{1,6})\]:[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d{3,9} (\d{1,9}) ")
+
+# The GPU of a rank, as NCCL prints it at the start of a communicator (nccl: src/init.cc).
+_OF_NCCL = re.compile(
+    r"(?<![\w.-])([A-Za-z][\w.-]{0,252}):\d{1,9}:\d{1,9} \[\d{1,5}\] NCCL INFO .{0,80}?\brank (\d{1,6})"
+    r" n[rR]anks (\d{1,6}) .{0,60}?busId ([0-9a-f]{4,12})\b"
+)
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT", int, str)
@@ -149,6 +155,7 @@ def placement_of(text: str) -> Placement:
     stated: list[Seat] = []
     hosts: Counter[str] = Counter()
     of_pid: dict[int, int] = {}  # PID -> rank, in log lines
+    communicators: dict[int, set[tuple[str, str, int]]] = {}  # size -> host, PCI bus and device, rank
     stating = 0
     for number, line in outer_lines(text):
         buses.feed(line, number)
@@ -159,6 +166,9 @@ def placement_of(text: str) -> Placement:
             stated.append(row)
         elif logged := _LOGGED.match(line):
             of_pid[int(logged[2])] = int(logged[1])
+        elif " busId " in line and (member := _OF_NCCL.search(line)):
+            if bus := bus_of_number(int(member[4], 16)):
+                communicators.setdefault(int(member[3]), set()).add((_short(member[1]), bus, int(member[2])))
         elif stating < MAX_STATING and may_state(line) and not prompt_of(line):
             stating += 1
             stated += seats_in(line)
@@ -166,7 +176,11 @@ def placement_of(text: str) -> Placement:
     known = frozenset(name for name, count in hosts.items() if count >= LEAST_LABELS)
     seats = believable(stated, known)
     placement = _joined([*seats, *layout.seats(seats)], numbering, layout)
-    return dataclasses.replace(placement, indices=_unique(((_short(host), bus), gpu) for host, bus, gpu in buses.found))
+    return dataclasses.replace(
+        placement,
+        buses={**placement.buses, **_buses_of_nccl(communicators)},
+        indices=_unique(((_short(host), bus), gpu) for host, bus, gpu in buses.found),
+    )
 
 
 def outer_lines(text: str) -> list[tuple[int, str]]:
@@ -250,6 +264,18 @@ def _buses(
         if rank is not None:
             found.append(((host, bus_of(seat.bus)), rank))
     return _unique(found)
+
+
+def _buses_of_nccl(communicators: Mapping[int, set[tuple[str, str, int]]]) -> dict[tuple[str, str], int]:
+    """The ranks at PCI addresses, by the largest communicator; for any host if all of its ranks are on one."""
+    if not communicators:
+        return {}
+    size = max(communicators)
+    members = communicators[size]
+    found = _unique(((host, bus), rank) for host, bus, rank in members)
+    if len({host for host, _, _ in members}) == 1 and {rank for *_, rank in members} == set(range(size)):
+        found |= {("", bus): rank for (_, bus), rank in found.items()}
+    return found
 
 
 def _whole_hosts(seats: Iterable[Seat], hosts: Mapping[int, str], per_node: int | None) -> dict[str, Sequence[int]]:
