@@ -3,21 +3,23 @@
 Columns and states: Kubernetes 1.20 to 1.34 (pkg/printers/internalversion/printers.go, printPod;
 staging/src/k8s.io/kubectl/pkg/describe/describe.go). The main process of a container has PID 1 in it. Only what the
 text says of a pod is taken: a pod's number is no rank (the master of a PyTorchJob has none, its workers begin at 0),
-unless the text says so; RANK in the environment of its container is.
+unless the text says so, or the logs of two pods confirm the order of a PyTorchJob (rank 0 is the master, worker N has
+rank N+1); RANK in the environment of its container is, and the rank that its log names.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import End
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._host_names import prompt_of
 from hangdoc.postmortem.readers._pasted_text import text_lines, without_time
 from hangdoc.postmortem.readers._text_source import placement_in
 
@@ -45,6 +47,18 @@ _EVENT = re.compile(
     r"|FailedAttachVolume|ErrImagePull|OOMKilling|SystemOOM|FailedCreatePodSandBox)\s+(?P<rest>\S.{0,500})"
 )
 _OBJECT = re.compile(rf"\bpod/(?P<pod>{_POD})\b")
+# The log of a pod: a command, or a heading with its name; and how its lines name their own rank.
+_LOGS = re.compile(
+    rf"\b(?:kubectl|k|oc)\s(?:\S{{1,80}}\s){{0,4}}?logs?\s(?:-\S{{1,80}}\s){{0,6}}(?:pods?/)?(?P<pod>{_POD})(?!\S)"
+)
+_HEADING = re.compile(
+    rf"(?:[=#*>~\[-]{{1,8}}\s?){{1,2}}(?:pod[/: ]\s?)?(?P<pod>{_POD})\s?[\]=#*<:~-]{{0,8}}\s*|(?P<label>{_POD}):\s*"
+)
+_OWN_RANK = re.compile(
+    r"\[(?:global )?rank[ :=]?(\d{1,6})\]|(?<![\w.-])(?:global[_ ])?rank ?= ?(\d{1,6})(?!\w|\.\d)", re.IGNORECASE
+)
+_OF_PYTORCHJOB = re.compile(r"(?P<job>.{1,200})-(?P<role>master|worker)-(?P<number>\d{1,6})")
+LEAST_CONFIRMED = 2  # pods whose logs show the order of a job
 _MEMBER = re.compile(r"(?:-(?:master|worker|launcher|node|head|replica|ps))?(?:-\d{1,6})?(?:-[a-z0-9]{5})?$")
 OPENING = re.compile(
     r"^[ \t]*(?:\d\w{0,12}[ \t]+)?(?:Warning|Normal)[ \t]+(?:FailedScheduling|Evicted|Preempted|NodeNotReady"
@@ -77,6 +91,8 @@ _OF_RANK, _OF_NUMBER = frozenset({"RANK", "GLOBAL_RANK"}), frozenset({"IDX", "IN
 # `sft-7b-3-t9dnp`, `trainer-3`; a master has no number among its workers.
 _ORDINAL = re.compile(r"(?!.*-(?:master|launcher|ps|head)-).*-(\d{1,6})(?:-[a-z0-9]{5})?")
 MAX_PODS = 4096
+MAX_LOG_LINE = 600  # characters
+MAX_RANKS_OF_POD = 64
 
 
 class KubernetesReader:
@@ -111,8 +127,12 @@ class _Pods:
     _ends: dict[str, End] = field(default_factory=dict)
     _events: dict[tuple[str, str], LogEvent] = field(default_factory=dict)
     _ranks: dict[str, int] = field(default_factory=dict)  # of pods whose environment names it
+    _names: set[str] = field(default_factory=set)  # of pods in tables
+    _log_of: str | None = None  # the pod, or the end of its name
+    _logged: dict[str, set[int]] = field(default_factory=dict)  # pod, or the end of its name -> ranks in its log
 
     def feed(self, text: str, number: int) -> None:
+        self._feed_log(text[:MAX_LOG_LINE])
         if self._columns and text.strip() and len(text.split()) != len(self._columns):
             self._columns = ()
         if _PODS.fullmatch(text) or (" get po" in text[:300] and _LISTED.search(text[:300])):
@@ -125,6 +145,8 @@ class _Pods:
             self._table, self._nodes = False, True
         elif self._table and (row := _ROW.fullmatch(text)):
             self._listed[_job_of(row["pod"])] += 1
+            if len(self._names) < MAX_PODS:
+                self._names.add(row["pod"])
             self._status(row["pod"], row["status"], number)
         elif name := _NAME.fullmatch(text):
             self._table, self._pod, self._last, self._container = False, name["pod"], "", {}
@@ -142,6 +164,44 @@ class _Pods:
             self._add("daemon_lost", node["node"], f"node {node['node']}: NotReady", number, "NotReady")
         elif event := _EVENT.search(text):
             self._event(event["reason"], event["rest"], text, number)
+
+    def _feed_log(self, text: str) -> None:
+        """A line of the log of a pod, or one that begins or ends it."""
+        if "log" in text and (asked := _LOGS.search(text)):
+            self._log_of = asked["pod"]
+        elif prompt_of(text) or not text.strip():
+            self._log_of = None
+        elif heading := _HEADING.fullmatch(text):
+            self._log_of = heading["pod"] or heading["label"]
+        elif self._log_of and "rank" in text.lower() and len(self._logged) < MAX_PODS:
+            ranks = self._logged.setdefault(self._log_of, set())
+            if len(ranks) < MAX_RANKS_OF_POD:
+                ranks.update(int(bracketed or named) for bracketed, named in _OWN_RANK.findall(text))
+
+    def _ranks_of_logs(self) -> dict[str, int]:
+        """The rank of each pod whose log names one that no other log does; of other pods of a job by its order."""
+        found: dict[str, int] = {}
+        used = Counter(rank for ranks in self._logged.values() for rank in ranks)
+        for name, ranks in self._logged.items():
+            pods = {name} & self._names or {pod for pod in self._names if pod.endswith(f"-{name}")}
+            if len(ranks) == 1 and len(pods) == 1 and used[min(ranks)] == 1:
+                found[min(pods)] = min(ranks)
+        return found | self._ordered(found)
+
+    def _ordered(self, known: Mapping[str, int]) -> dict[str, int]:
+        """The ranks of the other pods of a PyTorchJob, if those that are known are in its order."""
+        members = {pod: member for pod in sorted(self._names) if (member := _OF_PYTORCHJOB.fullmatch(pod))}
+        by_job: dict[str, dict[str, int]] = defaultdict(dict)
+        for pod, member in members.items():
+            worker = member["role"] == "worker"
+            if worker or member["number"] == "0":
+                by_job[member["job"]][pod] = int(member["number"]) + worker
+        found: dict[str, int] = {}
+        for ranks in by_job.values():
+            shown = {pod: known[pod] for pod in ranks if pod in known}
+            if len(shown) >= LEAST_CONFIRMED and all(ranks[pod] == rank for pod, rank in shown.items()):
+                found |= ranks
+        return found
 
     def _status(self, pod: str, status: str, number: int) -> None:
         word = status.rpartition(":")[2]
@@ -209,6 +269,7 @@ class _Pods:
 
     def pieces(self) -> Iterator[Piece]:
         """Without pods that stand alone in a list of several jobs: they may belong to anybody."""
+        self._ranks = self._ranks_of_logs() | self._ranks
         for (kind, pod), event in self._events.items():
             if self._foreign(pod) or (kind == "pod_waits" and pod in self._started):
                 continue
