@@ -17,7 +17,7 @@ from hangdoc.evidence import limits
 from hangdoc.evidence.logs import LogEvent
 from hangdoc.formatting import name_ranks
 
-KIND, COUNTED = "announced", "workers_counted"
+KIND, COUNTED, TASKS = "announced", "workers_counted", "tasks_counted"
 MISSING = ("clients_missing", "barrier_of_store")  # how many had joined when the wait ended
 # What a job prints once all ranks have come, or a rank that has failed.
 COME = TIMEOUTS | {"progress", "work_status", "dump_signal", "joined", "failed", "failure", "all_come"}
@@ -32,6 +32,8 @@ class ArrivalsJob:
     size: int | None = None  # ranks of the job
     line: str | None = None  # the last announcement
     twice: str | None = None  # "ranks 0-1": several processes took each of these numbers, and nobody the others
+    tasks: int | None = None  # that Slurm started, fewer than the job has ranks
+    tasks_line: str | None = None
     counted: str | None = None  # the last line by which a launcher still waits: "waiting for workers: 7/8 ready"
 
 
@@ -65,6 +67,10 @@ class ArrivalsDetector(Detector[object, ArrivalsJob]):
         line = next((events[-1].text for events in (announced, waiting) if events), None)
         if absent and len(ranks) > 1 and ranks.total() == size and len(set(ranks.values())) == 1:
             return {}, ArrivalsJob(come=size, size=size, line=line, twice=name_ranks(sorted(ranks)))
+        tasks = next((event for event in logs.all(TASKS)), None)
+        started = number(tasks, "tasks") if tasks and all("member" in event.fields for event in announced) else None
+        if tasks and started and 0 < len(ranks) <= started < size:
+            return {}, ArrivalsJob(come=len(ranks), size=size, line=line, tasks=started, tasks_line=tasks.text)
         counts = {number(event, "joined") for event in logs.all(*MISSING)}
         few = len(absent) <= FEW_ABSENT * len(here) or len(here) in counts
         if len(here) < REPORTERS or not absent or not few:
