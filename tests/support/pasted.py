@@ -45,6 +45,7 @@ GROUPS = (
     "twentieth",
     "twentyfirst",
     "twentysecond",
+    "twentythird",
 )
 CLASSES = (
     "collective_wait",
