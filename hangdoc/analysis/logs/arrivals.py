@@ -32,6 +32,7 @@ class ArrivalsJob:
     size: int | None = None  # ranks of the job
     line: str | None = None  # the last announcement
     twice: str | None = None  # "ranks 0-1": several processes took each of these numbers, and nobody the others
+    more: bool = False  # more processes came than the job has ranks
     tasks: int | None = None  # that Slurm started, fewer than the job has ranks
     tasks_line: str | None = None
     counted: str | None = None  # the last line by which a launcher still waits: "waiting for workers: 7/8 ready"
@@ -54,6 +55,9 @@ class ArrivalsDetector(Detector[object, ArrivalsJob]):
                 and limits.valid_world_size(expected)
             ):
                 return {}, ArrivalsJob((), joined, expected, counted[-1].text, counted[-1].text)
+        if crowded := next(filter(_is_crowded, logs.all("barrier_of_store")), None):
+            joined, expected = number(crowded, "joined") or 0, number(crowded, "expected")
+            return {}, ArrivalsJob((), joined, expected, f"world_size={expected}, worker_count={joined}", more=True)
         announced = [event for event in logs.all(KIND) if _is_certain(event, logs)]
         waiting = [event for event in logs.all("barrier_of_store") if "rank" in event.fields]
         sizes = (*(number(event, "size") for event in announced), *(number(event, "expected") for event in waiting))
@@ -76,6 +80,11 @@ class ArrivalsDetector(Detector[object, ArrivalsJob]):
         if len(here) < REPORTERS or not absent or not few:
             return {}, ArrivalsJob()
         return {}, ArrivalsJob(tuple(map(Suspect, absent)), len(here), size, line)
+
+
+def _is_crowded(event: LogEvent) -> bool:
+    joined, expected = number(event, "joined"), number(event, "expected")
+    return joined is not None and expected is not None and joined > expected
 
 
 def _went_on(logs: JobLogs) -> bool:

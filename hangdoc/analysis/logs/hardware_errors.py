@@ -44,6 +44,7 @@ class HardwareErrors:
     ports: dict[Key, str] = field(default_factory=dict)  # "mlx5_0:1: port error, 3 times"
     gpus: dict[Key, str] = field(default_factory=dict)  # "Xid 79 on GPU 0000:44:00: GPU has fallen off the bus"
     peers: tuple[Suspect, ...] = ()  # the host named by InfiniBand errors of several ranks
+    scattered: bool = False  # InfiniBand errors on several hosts name different peers: no end stands out
     port_hosts: dict[str, str] = field(default_factory=dict)
     gpu_hosts: dict[str, str] = field(default_factory=dict)
 
@@ -71,6 +72,7 @@ def hardware_errors(case: Case, logs: JobLogs) -> HardwareErrors:
             found.gpus[key] = text
     _move_shared_ports(found)
     found.peers = _peers(named)
+    found.scattered = not found.peers and len(named.keys() - {""}) > 1 and len({host for host, _ in found.ib}) > 1
     by_host: dict[str, list[LogEvent]] = defaultdict(list)
     for host, event in logs.unattributed:
         if host is not None:

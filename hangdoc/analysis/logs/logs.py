@@ -176,6 +176,8 @@ class LogsJob:
     one_refused: bool = False  # a rank's connection was refused by a peer
     cut_off: bool = False  # a collective timed out, or a connection failed
     beyond: tuple[Suspect, ...] = ()  # the host named by InfiniBand errors of several ranks
+    scattered: bool = False  # InfiniBand errors on several hosts name different peers: no end stands out
+    none_reached: bool = False  # no known rank, of several, reached the rendezvous
     taken_on: tuple[Suspect, ...] = ()  # the host on which `port` was in use
     ports: tuple[Suspect, ...] = ()  # hosts with a failing port that no rank reports
     gpus: tuple[Suspect, ...] = ()  # hosts with a GPU error that no rank reports
@@ -427,6 +429,8 @@ def _job_facts(job: _Findings, errors: Mapping[Key, LogEvent]) -> LogsJob:
         one_refused=any("refused" in fields for fields in rendezvous.of_rank.values()),
         cut_off=any(True for _ in logs.all(*TIMEOUTS, "connect_failed", "clients_missing", "unreachable")),
         beyond=job.beyond,
+        scattered=job.hardware.scattered,
+        none_reached=len(logs.ranks) > 1 and all("unreached" in rendezvous.of_rank.get(key, {}) for key in logs.ranks),
         loopback_by=(Suspect(rendezvous.on_loopback),) if rendezvous.on_loopback is not None else (),
         loopback_on=(Suspect(None, None, rendezvous.loopback_host),) if rendezvous.loopback_host else (),
         taken_on=(Suspect(None, None, rendezvous.taken_on),) if rendezvous.taken_on else (),

@@ -133,6 +133,18 @@ _SAME_PIDS = re.compile(
     r" (?:the )?(?:(?:same|identical)(?: \w{1,12})?|just) (?:as|to|like) (?:pid )?(?P<one>\d{3,9})\b",
     re.IGNORECASE,
 )
+# In a comment behind the command of one process: `(rank 0; 70312 and 70313 are the same)`
+_ALIKE_PIDS = re.compile(
+    r"(?<![\w.])(\d{3,9}(?:(?:, ?(?:and )?| and | ?& )\d{3,9}){0,64})(?: [a-z]{1,12}){0,3}? (?:the )?"
+    r"(?:same|identical|alike)\b",
+    re.IGNORECASE,
+)
+# `children of 70314: 70690 70691 70692`
+_CHILDREN = re.compile(
+    r"\bchild(?:ren| processes)? of (?:pid )?(?P<parent>\d{3,9})\b[^\d\n]{1,20}"
+    r"(?P<pids>\d{3,9}(?:[ ,]{1,3}\d{3,9}){0,256})\b",
+    re.IGNORECASE,
+)
 # Processes of the list, as a heading: `5511, 5512, 5513 look all as this:`, `and 5514:`.
 _PIDS_ABOVE = re.compile(
     r"\s{0,8}(?:and |pids? ){0,2}(\d{3,9}(?:(?:, ?(?:and )?| and | & | )\d{3,9}){0,64})\b[^\d\n]{0,40}:\s*"
@@ -156,7 +168,8 @@ _DEBUGGER = re.compile(
 _SENTENCE = re.compile(r"[.;!?] ")
 _CLAUSE = re.compile(r"[.;:] |\((?=ranks?\b)", re.IGNORECASE)
 _SPOKE = re.compile(r"\s{0,8}\[r(?:ank[ _:-]{0,2})?(\d{1,6})\][ :]", re.IGNORECASE)  # a line of this rank's own output
-_COMMENT = re.compile(r"(?<!\S)#[^#]{1,80}$")  # behind a command: `py-spy dump -p 811  # rank 5`
+# Behind a command: `py-spy dump -p 811  # rank 5`, `py-spy dump -p 811   (LOCAL_RANK=3)`
+_COMMENT = re.compile(r"(?<!\S)#[^#]{1,80}$|\s{2,}\([^()\n]{1,80}\)\s*$")
 _LAST_CLAUSE = re.compile(  # "the others are fine. rank 1 is different:"
     r"(?:^|[.;,!] |\b(?:but|only|while|and|on|of|is|was|here's|from) )(?:global )?ranks?[ -]?"
     r"(\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to) ?\d{1,6}){0,64})(?:'s)?"
@@ -184,6 +197,7 @@ class OwnerHints:
     twins: dict[int, int] = field(default_factory=dict)  # PID -> PID whose stack it has, as the text says
     parents: dict[int, int] = field(default_factory=dict)  # PID -> PID of its parent, as `pgrep -P` lists its children
     nodes: Callable[[int], int | None] | None = None  # the node of a process, by its number on it, as the text says
+    _asked: bool = False  # the process is that of the last command, and not of its heading
     _remote: bool = False  # the last command ran on several hosts in turn
     _row: tuple[int, str | None] | None = None  # the line above names this rank and its PID; the host before it
     _environ: int | None = None  # the last command printed the environment of this PID; -1: of several
@@ -281,9 +295,12 @@ class OwnerHints:
             return
         if self._observe_next(text):
             return
+        if children := _CHILDREN.search(text):
+            for child in re.findall(r"\d+", children["pids"])[: MAX_COMPANIONS - len(self.parents)]:
+                self.parents[int(child)] = int(children["parent"])
+            return
         if same_pids := _SAME_PIDS.search(text):
-            for pid in re.findall(r"\d+", same_pids["these"])[: MAX_COMPANIONS - len(self.twins)]:
-                self.twins.setdefault(int(pid), int(same_pids["one"]))
+            self._add_twins(same_pids["these"], int(same_pids["one"]))
             return
         if same := _SAME.search(text):
             self._observe_same(_CLAUSE.split(text[: same.start()])[-1] or text[: same.start()], int(same[1]))
@@ -313,6 +330,9 @@ class OwnerHints:
 
     def _observe_prompt(self, prompt: Prompt) -> None:
         """The host of the prompt, and the process that its command names."""
+        if self._asked:  # the output of the command before is over
+            self.rank = self.pid = self.local = None
+            self.updated = self._asked = False
         if prompt.host is not None or not prompt.states_host:
             self.host = prompt.host or self.host
         self._remote = _ON_HOSTS.search(prompt.command) is not None
@@ -321,6 +341,8 @@ class OwnerHints:
         if comment and rank is None and (said := _RANK.search(_OTHER_RANK.sub(" ", comment[0]))):
             rank = int(said[1]) if not _several(comment[0]) else None
         local = _LOCAL.search(comment[0]) if comment and rank is None else None
+        if comment and (alike := _ALIKE_PIDS.search(comment[0])) and (own := _PID_OPTION.search(prompt.command)):
+            self._add_twins(alike[1], int(own[1]))
         children = _CHILDREN_OF.search(prompt.command)
         self._parent = int(children[1]) if children else None
         environ = _ENVIRON.search(prompt.command)
@@ -335,8 +357,9 @@ class OwnerHints:
         if rank is not None or pid:
             announced = self.rank if self.updated and rank is None else rank  # by a heading above the command
             self.rank, self.pid, self.updated = announced, int(pid[1]) if pid else None, True
+            self._asked = announced is None or rank is not None
         if local:
-            self.local, self.updated = int(local[1]), True
+            self.local, self.updated, self._asked = int(local[1]), True, True
 
     def _observe_variable(self, rank: int) -> None:
         """RANK as a command prints it for each of several processes: in front of a dump, unless only a list of it."""
@@ -373,6 +396,10 @@ class OwnerHints:
             self.companions[rank] = (*self.companions.get(rank, ()), *own)[:MAX_COMPANIONS]
         self.rank = self.pid = self.local = None
         self.updated = False
+
+    def _add_twins(self, pids: str, one: int) -> None:
+        for pid in re.findall(r"\d+", pids)[: MAX_COMPANIONS - len(self.twins)]:
+            self.twins.setdefault(int(pid), one)
 
     def _observe_list(self, pairs: list[tuple[int, int]]) -> tuple[int, ...]:
         """Ranks and their PIDs, in either order: the numbers of the ranks are the smaller ones. Returns the ranks."""
@@ -439,7 +466,7 @@ class OwnerHints:
         self.pid = int(pid[1]) if pid else int(words[0]) if len(words) == 1 and _BARE_PID.fullmatch(words[0]) else None
         self.local = int(local[1]) if local else None
         self.host = named or self.host
-        self.updated = True
+        self.updated, self._asked = True, False
         if self.rank is not None:
             self.companions.pop(self.rank, None)
             others = (*several[1:], *(listed_numbers(these[1], MAX_COMPANIONS) if these else ()))
@@ -457,6 +484,7 @@ class OwnerHints:
         """The next dump is of these ranks."""
         if ranks:
             self.rank, self.pid, self.local, self.updated = ranks[0], None, None, True
+            self._asked = False
             self.companions.pop(ranks[0], None)
             if ranks[1:]:
                 self.companions[ranks[0]] = ranks[1:]

@@ -41,7 +41,7 @@ _SPEED = re.compile(r"\bSpeed: {0,4}(\d{1,7}) ?(M|G)b/?p?s\b|NIC Link is Up,? (\
 _RATE = re.compile(r"^\s*\|?\s*[Rr]ate: {1,4}(\d{1,4})(?: Gb/sec.*)?\s*$")
 _IP_LINK = re.compile(r"(?:\d{1,5}: )?([\w.-]{1,40})(?:@[\w.-]{1,40})?: <([A-Z_,-]{1,200})> mtu (\d{3,6})\b")
 _IFCONFIG = re.compile(r"([\w.-]{1,40}): flags=\d{1,6}<([A-Z_,]{1,200})>\s{1,4}mtu (\d{3,6})\b")
-_BARE_MTU = re.compile(r"\b(?:mtu|MTU)[ =:]{1,3}(\d{3,6})\b")
+_BARE_MTU = re.compile(r"\b(?:mtu|MTU)[ =:]{1,3}(\d{3,6})\b|\bactive_mtu:\s{1,24}(\d{3,5}) \(\d\)")
 _RDMA = re.compile(r"\blink ([\w.-]{1,40}/\d{1,3}) (?:\S{1,40} ){0,8}?state (\w{1,20}) physical_state (\w{1,20})")
 _NO_CARRIER = re.compile(r"\bLink detected: no\b")
 _IB_PORT = re.compile(r"(?:CA '([\w.-]{1,40})'|Infiniband device '([\w.-]{1,40})' port|hca_id:\s{1,8}([\w.-]{1,40}))")
@@ -87,7 +87,7 @@ OPENING = re.compile(
     r"\bSpeed: {0,4}\d{1,7} ?[MG]b|> mtu \d{3,6}|physical_state|Link detected: |packets transmitted, |Physical state:"
     r"|phys_state:|PORT_DOWN|[KMG]bits/sec|reject-with|\bhook input priority|\bIN=\S{1,40} OUT=\s"
     r"|[Ll]ink (?:is )?[Dd]own|NIC Link is Up|\bnvidia-nccl-cu\d"
-    r"|NCCL INFO NCCL version \d|NCCL version \d[\d.]{1,10}\+cuda|\btorch(?:==| )\d"
+    r"|\bactive_mtu:|NCCL INFO NCCL version \d|NCCL version \d[\d.]{1,10}\+cuda|\btorch(?:==| )\d"
     r"|/sys/class/net/[^/\s]{1,40}/(?:mtu|speed)\b"
     r"|\bethtool (?:-S|--statistics) [a-z]|torch\.__version__|query-gpu=driver_version|\bibstat(?:us)?\b.*\b[Rr]ate\b"
     r"|\bfirewall-cmd\b.{0,80}--list-ports\b|\bport \d ==> \S{1,40} \((?:Up|Down)\)",
@@ -152,6 +152,7 @@ class NetworkToolsReader:
         "physical_state",
         "packets transmitted, ",
         "Physical state:",
+        "active_mtu:",
         "bits/sec",
         "reject-with",
         "firewall-cmd",
@@ -263,7 +264,7 @@ def _port(reading: _Reading, host: str | None, text: str) -> None:
             if state:
                 reading.add(host, "port_state", text, interface=found[1], state=state)
     elif (found := _BARE_MTU.search(text)) and host is not None:
-        reading.add(host, "port_mtu", text, mtu=found[1])
+        reading.add(host, "port_mtu", text, mtu=found[1] or found[2])
     if found := _RDMA.search(text):
         reading.add(host, "port_state", text, interface=found[1], state=found[2].lower())
     elif (found := _IB_STATE.match(text)) and reading.device:

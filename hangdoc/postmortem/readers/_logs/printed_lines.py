@@ -90,7 +90,8 @@ _EPOCH_END = re.compile(
     r"\b(?:end of|finished|completed|done with|finishing)(?: the)?(?: train(?:ing)?)? epoch\b"
     r"|\bepoch\W{0,3}\d{1,6}(?: ?/ ?\d{1,6})?\W{0,3}(?:train(?:ing)? |loop )?(?:is |has )?"
     r"(?:done|finished|completed?|ended|over)\b"
-    r"|\b(?:start(?:ing|s)?|begin(?:ning|s)?|running|entering)(?: the)? (?:validation|evaluation|eval|val)\b"
+    r"|\b(?:start(?:ing|s)?|begin(?:ning|s)?|running|entering)(?: the)? (?:cross[ -])?"
+    r"(?:validation|evaluation|eval|val|cv)\b|\bon_(?:train_)?epoch_end\b"
     r"|\b(?:validation|evaluation|eval|CV)(?: epoch)?(?: is| has)? (?:start(?:s|ed|ing)?|beg[ia]ns?|begun)\b",
     re.IGNORECASE,
 )
