@@ -167,12 +167,12 @@ def _slow(logs: JobLogs) -> tuple[Sequence[str], str | None, bool]:
     hosts = _by_host(logs, "port_speed", "mbit")
     speeds = _comparable(hosts)
     if slow := _slower(speeds):
-        return slow, _sides(speeds, "runs at {} Mbit/s", slow), _far_slower(speeds, slow)
+        return slow, _sides(speeds, "run at {} Mbit/s", slow), _far_slower(speeds, slow)
     for interface in sorted({name for ports in hosts.values() for name in ports if name}):  # hosts may have several
         speeds = {host: ports[interface] for host, ports in hosts.items() if interface in ports}
         slow = _slower(speeds) if len(speeds) >= COMPARABLE_RANKS else []
         if slow and not _renumbered(hosts, slow):
-            return slow, f"{interface}: {_sides(speeds, 'runs at {} Mbit/s', slow)}", _far_slower(speeds, slow)
+            return slow, f"{interface}: {_sides(speeds, 'run at {} Mbit/s', slow)}", _far_slower(speeds, slow)
     return [], None, False
 
 
@@ -202,14 +202,21 @@ def _mtu(logs: JobLogs) -> tuple[Sequence[str], str | None]:
         return [], None
     usual = counts[0][0] if counts[0][1] > counts[1][1] and len(sizes) >= COMPARABLE_RANKS else None
     other = [host for host, size in sizes.items() if usual is not None and size != usual]
-    return other, _sides(sizes, "has an MTU of {}", other)
+    return other, _sides(sizes, "have an MTU of {}", other)
 
 
 def _sides(numbers: Mapping[str, int], what: str, first: Sequence[str]) -> str:
+    """`what`: of several hosts, "run at {} Mbit/s"."""
+    verb, _, rest = what.partition(" ")
+    of_one = {"run": "runs", "have": "has"}[verb]
     sides: dict[int, list[str]] = defaultdict(list)
     for host in sorted(numbers, key=lambda host: (host not in first, host)):
         sides[numbers[host]].append(host)
-    return ", ".join(f"{' and '.join(hosts[:3])} {what.format(value)}" for value, hosts in sides.items())[:400]
+    texts = (
+        f"{' and '.join(hosts[:3])} {verb if hosts[1:] else of_one} {rest.format(value)}"
+        for value, hosts in sides.items()
+    )
+    return ", ".join(texts)[:400]
 
 
 def _slow_path(logs: JobLogs) -> str | None:
