@@ -195,7 +195,8 @@ class LogsDetector(Detector[LogsFacts, LogsJob]):
             return dict.fromkeys(case.ranks, LogsFacts()), LogsJob()
         groups = failed_groups(logs)
         timed_out = any(True for _ in logs.all(*TIMEOUTS, "dump_signal", "dump_observed"))
-        shorter = ranks_with_shorter_loops(logs, timed_out) or (ranks_past_their_loop(logs) if timed_out else {})
+        stands = timed_out or any(True for _ in logs.all("said_stuck"))  # a person says that the job stands still
+        shorter = ranks_with_shorter_loops(logs, timed_out) or (ranks_past_their_loop(logs) if stands else {})
         behind, left = _behind(groups, logs), shorter or _left_behind(groups, logs, timed_out)
         if not behind and not left:
             other = (
@@ -205,6 +206,8 @@ class LogsDetector(Detector[LogsFacts, LogsJob]):
                 or ranks_in_another_state(logs)
             )
             behind = {rank: Behind(why) for rank, why in other.items()}
+            if not behind and stands:
+                left = _left_behind(groups, logs, timed_out=True)
         job = _Findings(
             logs=logs,
             groups=groups,

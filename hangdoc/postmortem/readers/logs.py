@@ -29,6 +29,7 @@ from hangdoc.postmortem.readers._logs.scan import (
     wrap_width,
 )
 from hangdoc.postmortem.readers._text_source import TextSource, is_text, text_source
+from hangdoc.postmortem.readers._told_state import said_stuck
 from hangdoc.system import input_limits
 
 MAX_MATCHES = 20_000  # lines per anchor in one file
@@ -77,12 +78,19 @@ class LogReader:
         for anchor, count in counts.items():
             if count >= (most := _most_matches(anchor)):
                 context.warn(f"{source.name}: many lines with `{anchor}`; only the first {most} were read")
-        pieces = collector.pieces(summary)
+        pieces = list(collector.pieces(summary))
         yield from _without_interrupts(pieces) if interrupted.NAME in context.taken else pieces
+        if isinstance(source, TextSource) and any(map(_tells_of_a_rank, pieces)):
+            said = said_stuck(source.head_text, source.name)
+            yield from [Piece(ProcessRef(), "logs", Logs((said,)))] if said else []
         placement = source.placement if isinstance(source, TextSource) else None
         tail = summary.tail[-max(LEAST_FIGURES, MAX_FIGURES // context.files) :]
         if found_figures := read_figures(tail, summary.lines, style, source.name, placement):
             yield Piece(ProcessRef(), "figures", found_figures)
+
+
+def _tells_of_a_rank(piece: Piece) -> bool:
+    return piece.process.rank is not None and isinstance(piece.record, Logs) and bool(piece.record.said)
 
 
 def _without_interrupts(pieces: Iterable[Piece]) -> Iterator[Piece]:

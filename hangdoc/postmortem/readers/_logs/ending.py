@@ -51,8 +51,11 @@ TEXT = 400  # characters of an error that are kept
 
 # `Epoch 3:  45%|####   | 450/1000 [10:12<12:28, 1.36s/it]`
 _BAR = re.compile(r"\d{1,3}%\|[^|\n]{0,200}\| *(?P<at>\d{1,9})/(?P<of>\d{1,9}) *\[")
-# Behind the rank: `[r0] b417 forward`, `r2 it 623 done`
-_SHORT_COUNTER = re.compile(r"\W{1,4}(?P<unit>b|it|mb)[ =:#]?(?P<at>\d{1,9})(?=[\s:,|]|$)", re.IGNORECASE)
+# Behind the rank: `[r0] b417 forward`, `r2 it 623 done`, `[r0] e1 it 622 gn 1.664`
+_SHORT_COUNTER = re.compile(
+    r"\W{0,4}(?:e(?:p(?:och)?)?[ =:#]?\d{1,5}\W{1,3})?(?P<unit>b|it|mb)[ =:#]?(?P<at>\d{1,9})(?=[\s:,|]|$)",
+    re.IGNORECASE,
+)
 # `epochs=4 batch=2048 lr=0.1`: settings, not a place in them
 _SETTINGS = re.compile(r"\b(?:(?:num|max|n|total)_)?epochs\W{1,3}\d{1,6}\b", re.IGNORECASE)
 # `Epoch 3 [450/1000]`, `Epoch: [3][450/1000]`
@@ -286,7 +289,7 @@ def _counters(line: Line, number: int) -> Iterator[Counter]:
         unit = "batch of the epoch"
     elif (match := COUNTER.search(text)) and not _SETTINGS.search(text[: match.start()]):
         unit = re.sub(r"[\W_]+", " ", match["unit"]).strip().lower().rstrip("s")
-    elif (rank := _RANK.search(text[:200])) and (short := _SHORT_COUNTER.match(text, rank.end())):
+    elif (behind := _behind_rank(line, text)) is not None and (short := _SHORT_COUNTER.match(text, behind)):
         yield Counter(f"short {short['unit'].lower()}", None, int(short["at"]), None, None, text, number, line.at)
         return
     else:
@@ -294,6 +297,13 @@ def _counters(line: Line, number: int) -> Iterator[Counter]:
     of = int(match["of"]) if match["of"] else None
     at_s = line.at
     yield Counter(unit, in_epoch, int(match["at"]), of, None, text, number, at_s)
+
+
+def _behind_rank(line: Line, text: str) -> int | None:
+    """Where the text behind a rank begins; None: the line names none."""
+    if found := _RANK.search(text[:200]):
+        return found.end()
+    return 0 if line.rank is not None else None
 
 
 def _after(before: Counter | None, counter: Counter) -> Counter:

@@ -92,6 +92,7 @@ _EPOCH_END = re.compile(
     r"(?:done|finished|completed?|ended|over)\b"
     r"|\b(?:start(?:ing|s)?|begin(?:ning|s)?|running|entering)(?: the)? (?:cross[ -])?"
     r"(?:validation|evaluation|eval|val|cv)\b|\bon_(?:train_)?epoch_end\b"
+    r"|(?:-+>|=>|\u2192) ?(?:the )?(?:validation|evaluation|eval|val)\b"
     r"|\b(?:validation|evaluation|eval|CV)(?: epoch)?(?: is| has)? (?:start(?:s|ed|ing)?|beg[ia]ns?|begun)\b",
     re.IGNORECASE,
 )

@@ -1,0 +1,47 @@
+"""What a person says of the job as a whole: "it always hangs at the end of an epoch", "nothing for half an hour".
+
+Who pastes the last lines of a hung job rarely has a timeout among them. That the job stands still makes small
+differences between its ranks count: without it, the ranks may just have been caught in mid-step. Lines of logs say
+nothing here, nor do conditions and questions.
+"""
+
+from __future__ import annotations
+
+import re
+
+from hangdoc.evidence.logs import LogEvent
+from hangdoc.redaction.text import redact_text
+
+KIND = "said_stuck"
+MAX_TEXT = 64 * 2**10  # characters: a person writes less
+MAX_LINE = 600
+_STANDS = re.compile(
+    r"\b(?:hangs?|hung|hanging|stuck|freezes|froze|frozen|stalls|stalled)\b(?! up\b)"
+    r"|\b(?:stops?|stopped|ends?) (?:here|there|moving|dead|forever)\b|^\W{0,4}(?:and )?(?:this time )?forever\b"
+    r"|\b(?:nothing|silence|no (?:more )?(?:output|lines?|prints?|progress))\b.{0,30}?\b"
+    r"(?:happens|moves|comes|for (?:\w{1,8} ){0,3}(?:hours?|min(?:ute)?s?|h|days?)|since|any ?more|after th(?:at|is))\b"
+    r"|\b(?:been|sits|standing|stands) (?:like (?:this|that) )?(?:there )?(?:for|since)\b",
+    re.IGNORECASE,
+)
+_OTHERWISE = re.compile(
+    r"[?=#$%>]|\b(?:not?|never|n't|without|if|unless|when|whenever|would|could|may|might|used to|no longer"
+    r"|last (?:week|month|time)|yesterday|earlier|fixed|avoid|prevents?|timeout|watchdog|detect\w{0,4}|ask\w{0,3}"
+    r"|whether|something|nothing (?:hangs|is stuck)|potential\w{0,2}|is(?:n't| not) a hang)\b",
+    re.IGNORECASE,
+)
+_CLAUSE = re.compile(r"[.;!,] ")
+_LOGGED = re.compile(
+    r"\d\d:\d\d:\d\d|\b(?:INFO|WARN|WARNING|ERROR|DEBUG|Traceback|File \")|^\W{0,4}r(?:ank)?[ _:]?\d|\[\w{1,20}\]:"
+)
+
+
+def said_stuck(content: str, source: str) -> LogEvent | None:
+    """The first line by which a person says that the job stands still; None: nobody does."""
+    if len(content) > MAX_TEXT:
+        return None
+    for number, text in enumerate(content.split("\n"), 1):
+        if len(text) > MAX_LINE or not _STANDS.search(text) or _LOGGED.search(text):
+            continue
+        if any(_STANDS.search(part) and not _OTHERWISE.search(part) for part in _CLAUSE.split(text)):
+            return LogEvent(KIND, redact_text(text.strip()), source, number)
+    return None

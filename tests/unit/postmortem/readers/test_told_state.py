@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from hangdoc.postmortem.readers._told_state import MAX_TEXT, said_stuck
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "it hangs at the end of every epoch, no error",
+        "It ALWAYS hangs at the END of an epoch, never in the middle.",
+        "8 gpus, frozen since noon",
+        "after this nothing for half an hour, GPUs at 100",
+        "<nothing after this, 20 min>",
+        "[r0] step 5\nthis time forever.",
+    ],
+)
+def test_a_person_says_that_the_job_stands_still(text: str) -> None:
+    said = said_stuck(text, "stdin")
+    assert said is not None
+    assert said.line == text.count("\n") + 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Is it stuck?",
+        "No errors, nothing hangs.",
+        "it would hang without the fix",
+        "colleague asked whether it hangs",
+        "2026-01-02 03:04:05 INFO worker hangs up",
+        "[rank3]: the job is stuck",
+        "rank 2 stuck at step 4",
+        "it is not a hang but 1.9 s/it",
+        "training finished",
+        "x" * MAX_TEXT + "\nit hangs",
+    ],
+)
+def test_nobody_says_so(text: str) -> None:
+    assert said_stuck(text, "stdin") is None
