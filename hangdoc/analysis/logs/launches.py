@@ -20,7 +20,6 @@ KIND = "launch_setting"
 MAX_SUSPECTS = 16
 SHARED = ("master_port", "master_addr", "rdzv_endpoint", "world_size", "nnodes", "rdzv_id", "rdzv_backend")
 SIZES = ("nnodes", "world_size")
-LEAST_APART = 3  # launches: of two, one may be the one that is right
 STATIC = "static"  # the rendezvous that uses the number of the host
 FIRST_RANK = "rank 0"
 ALONE = "1"  # number of hosts or ranks of a job that does not wait for others
@@ -61,7 +60,7 @@ class LaunchesDetector(Detector[object, LaunchesJob]):
 
 def _all_apart(by_owner: Mapping[str, Settings]) -> LaunchesJob | None:
     """An address or a port of the store that differs on every rank or host of one job: no two of them meet."""
-    if len(by_owner) < LEAST_APART or not _one_job(by_owner):
+    if len(by_owner) < COMPARABLE_RANKS or not _one_job(by_owner):
         return None
     for name in ("master_port", "master_addr"):
         values = {owner: one[name] for owner, one in by_owner.items() if name in one}
