@@ -48,9 +48,9 @@ _IN_FILE = re.compile(rf"{_FILE}(?:[:-](\d{{1,9}}))?[:-](?!\d+[:,]\d)")  # grep 
 _OF_FILE = re.compile(r"\s{0,4}# Avg bus bandwidth")  # a summary that says nothing without the name of its file
 _SECTION = re.compile(rf"==> {_FILE} <==\s*")  # head, tail
 _OF_LINES = re.compile(r"\.(?:log|csv|tsv|jsonl)\b")  # such a file, and no stacks
-_NEXT_COMMAND = re.compile(
-    r"(?:[\w.@:~/\[\]() -]{0,60}[\w\])~])?[$#] (?:sudo |ssh )?[a-z][\w.-]{0,30}(?: |$)"
-)  # behind it
+_NEXT_COMMAND = re.compile(  # behind it: `$ ssh n1 ps`, `[me@n1 run]$ py-spy dump`, `n1:~# dmesg`
+    r"(?:\[?[\w.@-]{1,60}[\w:@~/ -]{0,60}\]?(?<! )[$#]|\$) [a-z][\w.-]{0,30}(?: |$)"
+)
 _TORCHRUN = re.compile(r"(?:^|/)attempt_\d{1,4}/(\d{1,6})/std(?:out|err)\.log")
 
 _DATE = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"

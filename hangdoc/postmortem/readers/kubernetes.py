@@ -182,8 +182,13 @@ class _Pods:
         """The rank of each pod whose log names one that no other log does; of other pods of a job by its order."""
         found: dict[str, int] = {}
         used = Counter(rank for ranks in self._logged.values() for rank in ranks)
+        by_end: dict[str, set[str]] = defaultdict(set)
+        for pod in self._names:
+            for end in (pod[at + 1 :] for at, letter in enumerate(pod) if letter == "-"):
+                if end in self._logged:
+                    by_end[end].add(pod)
         for name, ranks in self._logged.items():
-            pods = {name} & self._names or {pod for pod in self._names if pod.endswith(f"-{name}")}
+            pods = {name} & self._names or by_end[name]
             if len(ranks) == 1 and len(pods) == 1 and used[min(ranks)] == 1:
                 found[min(pods)] = min(ranks)
         return found | self._ordered(found)
