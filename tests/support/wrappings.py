@@ -51,9 +51,7 @@ def _chat(text: str) -> bytes:
 
 
 def _ticket(text: str) -> bytes:
-    return (
-        f"Hi,\n\nour job hangs again, see below. Could somebody look?\n\n```text\n{text}\n```\n\nThanks, Kim\n".encode()
-    )
+    return f"Hi,\n\nthis is from our job. Could somebody look?\n\n```text\n{text}\n```\n\nThanks, Kim\n".encode()
 
 
 # One line stays one line.

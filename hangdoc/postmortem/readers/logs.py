@@ -78,19 +78,28 @@ class LogReader:
         for anchor, count in counts.items():
             if count >= (most := _most_matches(anchor)):
                 context.warn(f"{source.name}: many lines with `{anchor}`; only the first {most} were read")
-        pieces = list(collector.pieces(summary))
+        pieces: Iterable[Piece] = collector.pieces(summary)
+        if isinstance(source, TextSource):
+            pieces = _with_words(list(pieces), source)
         yield from _without_interrupts(pieces) if interrupted.NAME in context.taken else pieces
-        if isinstance(source, TextSource) and any(map(_tells_of_a_rank, pieces)):
-            said = said_stuck(source.head_text, source.name)
-            yield from [Piece(ProcessRef(), "logs", Logs((said,)))] if said else []
         placement = source.placement if isinstance(source, TextSource) else None
         tail = summary.tail[-max(LEAST_FIGURES, MAX_FIGURES // context.files) :]
         if found_figures := read_figures(tail, summary.lines, style, source.name, placement):
             yield Piece(ProcessRef(), "figures", found_figures)
 
 
-def _tells_of_a_rank(piece: Piece) -> bool:
-    return piece.process.rank is not None and isinstance(piece.record, Logs) and bool(piece.record.said)
+def _with_words(pieces: list[Piece], source: TextSource) -> list[Piece]:
+    """With a person's words that the job stands still, beside the events of a rank.
+
+    As an event of no known rank, they would count as a log of every rank.
+    """
+    for at, piece in enumerate(pieces):
+        record = piece.record
+        if piece.process.rank is not None and isinstance(record, Logs) and record.said:
+            if said := said_stuck(source.head_text, source.name):
+                pieces[at] = replace_record(piece, record=replace_record(record, said=(*record.said, said)))
+            break
+    return pieces
 
 
 def _without_interrupts(pieces: Iterable[Piece]) -> Iterator[Piece]:
