@@ -24,7 +24,7 @@ LEAST = 2  # processes: one alone shows no difference
 
 _OPENING = re.compile(r"Traceback \(most recent call last\):?\s*$")
 _FRAME = re.compile(r'\s*File "([^"]{1,1000})", line (\d{1,9}), in (\S.{0,200}?)\s*')
-_INTERRUPT = re.compile(r"(?:\w{1,60}\.){0,8}(?:KeyboardI\w{2,8}|\w{0,40}SIGTERM\w{0,40}|SIGINT\w{0,40})\b.{0,200}")
+_INTERRUPT = re.compile(r"(?:\w{1,60}\.){0,8}(?:KeyboardInterrupt|\w{0,40}SIGTERM\w{0,40}|SIGINT\w{0,40})\b.{0,200}")
 _OTHER_END = re.compile(r"[A-Za-z_][\w.]{0,200}(?:Error|Exception|Exit|Warning|StopIteration)\b")
 _CHAINED = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 _SPAWNED = re.compile(r"Process (?:Spawn|Fork)Process-(\d{1,5}):\s*")
