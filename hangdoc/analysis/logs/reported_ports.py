@@ -39,12 +39,12 @@ class PortsJob:
     """Hosts whose ports differ from those of their peers, by the output of tools. None: nothing shows it."""
 
     slow: tuple[Suspect, ...] = ()  # hosts with a slower port than their peers
-    slow_text: str | None = None  # "worker-d runs at 100 Mbit/s, worker-a, worker-b at 10000 Mbit/s"
+    slow_text: str | None = None  # "100 Mbit/s on worker-d, 10000 Mbit/s on worker-a and worker-b"
     far_slower: bool = False  # by more than a generation of Ethernet or InfiniBand
     agreed: bool = False  # a bandwidth test between hosts is slow on the same hosts
     slow_path: str | None = None  # a path far slower than another: "a to c 940 Mbit/s, a to b 94100 Mbit/s"
     other_mtu: tuple[Suspect, ...] = ()  # hosts with another MTU than most
-    mtu_text: str | None = None  # "rk3-08 has an MTU of 1500, rk3-05 to rk3-07 of 9000"
+    mtu_text: str | None = None  # "MTU 1500 on rk3-08, MTU 9000 on rk3-05 and rk3-06"
     large_lost: str | None = None  # a ping of full size, which was lost
     lost: str | None = None  # a small ping, which was lost
     down: tuple[Suspect, ...] = ()  # hosts with a port whose last reported state is down
@@ -167,12 +167,12 @@ def _slow(logs: JobLogs) -> tuple[Sequence[str], str | None, bool]:
     hosts = _by_host(logs, "port_speed", "mbit")
     speeds = _comparable(hosts)
     if slow := _slower(speeds):
-        return slow, _sides(speeds, "run at {} Mbit/s", slow), _far_slower(speeds, slow)
+        return slow, _sides(speeds, "{} Mbit/s on {}", slow), _far_slower(speeds, slow)
     for interface in sorted({name for ports in hosts.values() for name in ports if name}):  # hosts may have several
         speeds = {host: ports[interface] for host, ports in hosts.items() if interface in ports}
         slow = _slower(speeds) if len(speeds) >= COMPARABLE_RANKS else []
         if slow and not _renumbered(hosts, slow):
-            return slow, f"{interface}: {_sides(speeds, 'run at {} Mbit/s', slow)}", _far_slower(speeds, slow)
+            return slow, f"{interface}: {_sides(speeds, '{} Mbit/s on {}', slow)}", _far_slower(speeds, slow)
     return [], None, False
 
 
@@ -202,21 +202,15 @@ def _mtu(logs: JobLogs) -> tuple[Sequence[str], str | None]:
         return [], None
     usual = counts[0][0] if counts[0][1] > counts[1][1] and len(sizes) >= COMPARABLE_RANKS else None
     other = [host for host, size in sizes.items() if usual is not None and size != usual]
-    return other, _sides(sizes, "have an MTU of {}", other)
+    return other, _sides(sizes, "MTU {} on {}", other)
 
 
 def _sides(numbers: Mapping[str, int], what: str, first: Sequence[str]) -> str:
-    """`what`: of several hosts, "run at {} Mbit/s"."""
-    verb, _, rest = what.partition(" ")
-    of_one = {"run": "runs", "have": "has"}[verb]
+    """Each number and its hosts. `what`: "{} Mbit/s on {}"; `first`: hosts to begin with."""
     sides: dict[int, list[str]] = defaultdict(list)
     for host in sorted(numbers, key=lambda host: (host not in first, host)):
         sides[numbers[host]].append(host)
-    texts = (
-        f"{' and '.join(hosts[:3])} {verb if hosts[1:] else of_one} {rest.format(value)}"
-        for value, hosts in sides.items()
-    )
-    return ", ".join(texts)[:400]
+    return ", ".join(what.format(value, " and ".join(hosts[:3])) for value, hosts in sides.items())[:400]
 
 
 def _slow_path(logs: JobLogs) -> str | None:
