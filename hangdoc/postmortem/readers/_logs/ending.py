@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from hangdoc.postmortem.readers._logs.alone import AloneLines, alone, may_be_alone
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin
-from hangdoc.postmortem.readers._logs.local_values import LocalValues, worth_a_look
+from hangdoc.postmortem.readers._logs.local_values import LocalValues, has_nonfinite
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
 from hangdoc.postmortem.readers._logs.printed_lines import (
     ALONE,
@@ -24,14 +24,14 @@ from hangdoc.postmortem.readers._logs.printed_lines import (
     FINITE,
     IN_PARTS,
     MAX_STEP_TEXT,
-    MAYBE_STARTED,
+    MAYBE_START_VALUE,
     NONFINITE,
     OF_BATCH,
     RESUMED,
     PrintedValue,
     of_local,
     printed_in,
-    started_with,
+    start_values_in,
     step_in,
 )
 from hangdoc.postmortem.readers._logs.scan import ScanSummary
@@ -156,7 +156,7 @@ def read_ending(
     heading = ""  # of a list of samples
     ranked = not one and any("rank" in raw for raw in texts)  # else its workers are the ranks
     parted = False  # the ranks hold parts of one model
-    has_bad = worth_a_look(tail)
+    nonfinite = has_nonfinite(tail)
     says_alone = one and may_be_alone(tail)
 
     def keep(value: PrintedValue, by: LineOrigin) -> None:
@@ -173,11 +173,11 @@ def read_ending(
         if number >= ended_at or (one and first_steps >= MAX_FIRST_STEPS):
             break
         parted = parted or IN_PARTS.search(raw) is not None
-        if MAYBE_STARTED.search(raw):
+        if MAYBE_START_VALUE.search(raw):
             line = parse(raw, style)
             step = step_in(line.text[:MAX_STEP_TEXT])
             first_steps += step is not None
-            for value in started_with(line, number, step):
+            for value in start_values_in(line, number, step):
                 keep(value, _printing(line, value, _counting(line, origin_of), ranked))
     for place, raw in enumerate(texts):
         number = max(first, 1) + place
@@ -187,7 +187,7 @@ def read_ending(
         else:
             is_alone = starts.feed(raw, number)
             steps.feed(raw, number)
-        for shown_value in local.feed(raw, number) if has_bad else ():
+        for shown_value in local.feed(raw, number) if nonfinite else ():
             keep(of_local(shown_value, raw), LineOrigin(shown_value.rank))
         may_tell = is_alone or (_MAYBE if place >= counted else _MAYBE_ERROR).search(raw)
         if not may_tell or (number == first > 1):  # it may be cut

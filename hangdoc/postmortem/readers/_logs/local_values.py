@@ -54,8 +54,8 @@ class LocalValue:
     line: int  # of the list, or of the head of the table: its values are of one moment
 
 
-def worth_a_look(text: str) -> bool:
-    """False: each value of the text is a number."""
+def has_nonfinite(text: str) -> bool:
+    """True if a nan or an infinity stands in the text."""
     return _BAD.search(text) is not None
 
 

@@ -125,7 +125,8 @@ _SETTING = re.compile(
     r"[\"']?\s?[:=]\s?[\"']?(?P<value>\([\d, ]{1,40}\)|\[[\d, x]{1,40}\]|[\w.+-]{1,80})",
     re.IGNORECASE,
 )
-MAYBE_STARTED = re.compile(
+# What a line with a checkpoint, a setting or an ordered list has, in any case.
+MAYBE_START_VALUE = re.compile(
     r"resum|restor|load|initiali|continu|commit|sha|rev|hash|md5|check ?sum|digest|fingerprint|version|size|len"
     r"|num|classes|labels|vocab|columns|features|param|emb|lr\b|rate|acc|precision|dtype|steps|epochs",
     re.IGNORECASE,
@@ -193,7 +194,7 @@ def printed_in(line: Line, number: int, above: str = "") -> Iterator[PrintedValu
     if (end := _EPOCH_END.search(text[:MAX_FAREWELL])) and not _NO_FAREWELL.search(text[: end.start()]):
         yield PrintedValue(EPOCH_END, "", None, text, number, line.at)
     at, losses = step_in(text), list(_LOSS.finditer(text))[:MAX_LOSSES]
-    yield from started_with(line, number, at, bool(losses))
+    yield from start_values_in(line, number, at, bool(losses))
     if listed := _ITEMS.search(text):
         front = text[: listed.start()]
         if kind := _name_of_list(listed["items"], front, above):
@@ -225,7 +226,7 @@ def printed_in(line: Line, number: int, above: str = "") -> Iterator[PrintedValu
         yield PrintedValue(name, match["value"].rstrip("."), at, text, number, line.at)
 
 
-def started_with(line: Line, number: int, step: int | None, with_loss: bool = False) -> Iterator[PrintedValue]:
+def start_values_in(line: Line, number: int, step: int | None, with_loss: bool = False) -> Iterator[PrintedValue]:
     """What a rank says in a line of what it starts with: its checkpoint, its settings, the order of its labels.
 
     A line about a step has few of them: those that change with each step.
