@@ -223,10 +223,10 @@ class _Supervisor:
                 self._end_watcher()  # asked again: do not wait for its report
             return
         if not self._was_broadcast(number):
+            if number in _ENDING and self.watcher is not None:
+                os.kill(self.watcher, number)  # first: it is to know that the end was ordered before it sees the end
             with suppress(OSError):  # `sudo` is not ours to signal
                 os.kill(self.command, number)
-            if number in _ENDING and self.watcher is not None:
-                os.kill(self.watcher, number)
         if number in _OPPOSITES:
             self.asked_to_stop = number == signal.SIGTSTP
 
