@@ -41,6 +41,16 @@ _BY_OPTION = {
     "lwp": "LWP", "tid": "TID", "spid": "SPID", "ni": "NI", "nice": "NI", "psr": "PSR", "time": "TIME", "tty": "TTY",
     "nlwp": "NLWP", "start": "START", "stime": "STIME", "pri": "PRI",
 }  # fmt: skip
+# The columns of common options, by `procps-ng`; `grep` takes their header away.
+_STANDARD = {
+    "aux": "USER PID %CPU %MEM VSZ RSS TTY STAT START TIME COMMAND",
+    "ax": "PID TTY STAT TIME COMMAND",
+    "-ef": "UID PID PPID C STIME TTY TIME CMD",
+    "-efl": "F S UID PID PPID C PRI NI ADDR SZ WCHAN STIME TTY TIME CMD",
+    "-elf": "UID PID PPID LWP C NLWP STIME TTY TIME CMD",
+}
+_STANDARD_ASKED = re.compile(r"\bps\s(?P<options>-?[A-Za-z]{2,6})\b(?=[^|;&\n]{0,80}\|)")
+_TTY = re.compile(r"\?|-|pts/\d{1,5}|tty\w{1,8}|console")
 _ASKED = re.compile(r"\bps\s(?P<options>(?:-?\w{1,6}\s){0,3}?-?\w{0,4})o[ =]?(?P<columns>[\w%,:=]{3,200})")
 _FILTERED = re.compile(r"\|\s?(?:grep|egrep|awk|rg|sed|tail)\b|--no-headers|\bh\b")
 _ENVIRON = re.compile(r"/proc/(?:(\d{1,9})|\$\{?\w{1,20}\}?)/environ\b.*\bRANK")
@@ -107,12 +117,12 @@ class _Row:
 class PsReader:
     name = "ps or top output"
     order = 42
-    marks = ("PID ", "ps -")
+    marks = ("PID ", "ps -", "ps a")
     help = "`ps -eo pid,ppid,stat,wchan:32,etimes,args` on every host, while the job is stuck"
 
     def recognises(self, source: Source) -> bool:
         head = source.head_text
-        return bool(OPENING.search(head) or _ASKED.search(head))
+        return bool(OPENING.search(head) or _ASKED.search(head) or _STANDARD_ASKED.search(head))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         yield from _ranks_of_pids(text_lines(source, context))
@@ -178,7 +188,7 @@ def _asked_columns(command: str) -> list[str]:
     """The columns of a table without a header, from the command that printed it; empty: unknown."""
     asked = _ASKED.search(command[:MAX_ASKED])
     if not asked:
-        return []
+        return _standard_columns(command[:MAX_ASKED])
     names = asked["columns"].strip(",").split(",")
     headless = "h" in asked["options"] or all(name.endswith("=") for name in names)
     if not headless and not _FILTERED.search(command[asked.end() :]):
@@ -187,6 +197,20 @@ def _asked_columns(command: str) -> list[str]:
     if not all(columns):
         return []
     return columns if "PID" in columns else ["PID", *columns]  # which a loop puts in front
+
+
+def _standard_columns(command: str) -> list[str]:
+    """The columns of `ps aux | grep`, `ps -ef | grep` and their like; empty: other options, or nothing is filtered."""
+    asked = _STANDARD_ASKED.search(command)
+    if not asked or not _FILTERED.search(command[asked.end() :]):
+        return []
+    options = asked["options"]
+    if options.startswith("-e") and "L" in options:
+        return _STANDARD["-elf"].split()
+    dash, letters = options.startswith("-"), "".join(sorted(set(options.strip("-")) - set("wfHe")))
+    if options.startswith("-e") or (dash and "A" in options):
+        return _STANDARD["-efl"].split() if "l" in letters else _STANDARD["-ef"].split() if "f" in options else []
+    return {"aux": _STANDARD["aux"], "ax": _STANDARD["ax"]}.get(letters, "").split()
 
 
 def _ranks_of_pids(lines: Iterable[str]) -> Iterator[Piece]:
@@ -231,6 +255,8 @@ def _row(columns: list[str], text: str) -> _Row | None:
     pid, state = parse_count(row.get("PID", "")), row.get("STAT") or row.get("S")
     command = row.get("COMMAND") or row.get("CMD") or row.get("ARGS") or ""
     if pid is None or (state is not None and not _STATE.fullmatch(state)):
+        return None
+    if ("TTY" in row and not _TTY.fullmatch(row["TTY"])) or ("TIME" in row and _seconds(row["TIME"]) is None):
         return None
     if state is None and "<defunct>" in command:
         state = "Z"

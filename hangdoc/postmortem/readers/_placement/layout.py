@@ -63,6 +63,11 @@ _AT_HOST = re.compile(
     rf"\W{{0,4}}({NAME})\]?(?::\s|\s?\|\s)|(?:.{{0,80}}[\s;])?ssh (?:-\w+ ){{0,4}}(?:[\w.-]{{1,32}}@)?({NAME})\s"
 )
 _ON_LOOPBACK = re.compile(r"--master[_-]addr[= ](?:127\.0\.0\.1|localhost)\b")
+# torchrun has one node unless it is told otherwise; a line that is cut or goes on may tell it.
+_ONE_LAUNCHER = re.compile(
+    r"(?:\btorchrun|\btorch\.distributed\.(?:run|launch)|torch/distributed/(?:run|launch)\.py)\s"
+    r"(?=[^\n]{0,400}--nproc[_-]per[_-]node)(?![^\n]{0,1000}(?:n?node(?:s|[_-]rank)\b|rdzv|master|\.{3}|\\$))"
+)
 _MAPPED = re.compile(rf"'(?!localhost'|127\.)({NAME})': \[(\d{{1,6}}(?:, \d{{1,6}}){{0,63}})\]")
 _SLOTS = re.compile(rf"\W{{0,4}}({NAME})\s{{1,20}}slots ?= ?(\d{{1,4}})\s*(?:max_slots=\d{{1,4}})?\s*")
 _WORLD_INFO = re.compile(r"--world_info[= ]([A-Za-z0-9_=+/-]{8,12000})(?=\s|$)")  # base64 of JSON: host -> GPUs
@@ -117,7 +122,7 @@ class JobLayout:
                 self.several_nodes = True
         for found in _NODES.finditer(text):
             self._count_nodes(int(found[1] or found[2]))
-        self.one_node = self.one_node or _ON_LOOPBACK.search(text) is not None
+        self.one_node = self.one_node or (_ON_LOOPBACK.search(text) or _ONE_LAUNCHER.search(text)) is not None
         if len(self._visible) < 2 and (visible := _VISIBLE.search(text)):
             self._visible.add(tuple(map(int, visible[1].split(","))))
         if slots := _SLOTS.fullmatch(text):

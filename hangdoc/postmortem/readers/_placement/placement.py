@@ -226,7 +226,7 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout)
         _buses(seats, hosts, gpus),
         whole=whole,
         per_node=per_node,
-        one_node=local_is_rank and (numbering.one_host or layout.one_node),
+        one_node=local_is_rank and not layout.several_nodes and (numbering.one_host or layout.one_node),
         local_is_rank=local_is_rank,
         index_is_rank=numbering.gpu_is_rank and local_is_rank,
         ordinal_is_rank=numbering.ordinal_is_rank,
