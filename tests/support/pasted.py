@@ -46,6 +46,8 @@ GROUPS = (
     "twentyfirst",
     "twentysecond",
     "twentythird",
+    "twentyfourth",
+    "twentyfifth",
 )
 CLASSES = (
     "collective_wait",
