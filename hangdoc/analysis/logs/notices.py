@@ -106,6 +106,7 @@ class NoticesJob:
     split_waits_at: tuple[Suspect, ...] = ()
     gc_pause: str | None = None
     gc_pause_at: tuple[Suspect, ...] = ()
+    gc_paused_alone: bool = False  # one rank of several shows such pauses
     storage_throttled: str | None = None
     storage_throttled_at: tuple[Suspect, ...] = ()
     throttled_ranks: int = 0  # to which the object store refused requests
@@ -163,6 +164,7 @@ class NoticesJob:
 
 KINDS = frozenset(field.name for field in fields(NoticesFacts))
 OF_HOST = frozenset({"node_failed", "daemon_lost"})  # they end every rank of a host
+PAUSES = frozenset({"gc_pause"})  # the job goes on after them, and is slow
 
 
 class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
@@ -204,6 +206,7 @@ class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
             if kind in OF_HOST:
                 suspects[kind] = dict.fromkeys(on_hosts(case, suspects[kind]))
         of_job: dict[str, Any] = {f"{kind}_at": tuple(found)[:MAX_SUSPECTS] for kind, found in suspects.items()}
+        of_job["gc_paused_alone"] = len(case.ranks) > 1 and sum("gc_pause" in found for found in of_rank.values()) == 1
         of_job["throttled_ranks"] = sum("storage_throttled" in found for found in of_rank.values())
         return {key: NoticesFacts(**found) for key, found in of_rank.items()}, NoticesJob(**(of_job | texts))
 
@@ -226,15 +229,15 @@ def _named(event: LogEvent) -> list[Suspect]:
 def _explains(event: LogEvent, own: LogEvent | None, events: Sequence[LogEvent]) -> bool:
     """True if the message belongs to the rank's own exception, or the rank shows no sign of life after it."""
     if own is None:
-        return not _later(event, events)
+        return event.kind in PAUSES or not _later(event, events)
     if own.source != event.source:
         return own.text[:60] in event.text or not _EXCEPTION.match(event.text)
     return own.text[:60] in event.text or -LEADING_LINES <= event.line - own.line <= TRACEBACK_LINES
 
 
 def _goes_with(event: LogEvent, logs: JobLogs) -> bool:
-    """True if no counter grows after a message of no known rank, in the same file."""
-    return not _later(event, [other for _, other in logs.unattributed])
+    """True if no counter grows after a message of no known rank, in the same file, or it is a mere pause."""
+    return event.kind in PAUSES or not _later(event, [other for _, other in logs.unattributed])
 
 
 def _later(event: LogEvent, events: Sequence[LogEvent]) -> bool:

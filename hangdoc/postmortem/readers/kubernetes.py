@@ -47,6 +47,15 @@ _EVENT = re.compile(
     r"|FailedAttachVolume|ErrImagePull|OOMKilling|SystemOOM|FailedCreatePodSandBox)\s+(?P<rest>\S.{0,500})"
 )
 _OBJECT = re.compile(rf"\bpod/(?P<pod>{_POD})\b")
+# A controller could not make a pod: its quota is used up, or an admission webhook refused it.
+_REFUSED = re.compile(
+    rf"\bFailedCreate(?:Pod)?\s.{{0,200}}?\bpods? \"?(?P<pod>{_POD})\"? is (?P<why>forbidden: .{{1,300}})"
+)
+# The first container of a PyTorchJob's worker does nothing but look up the name of the master (training-operator,
+# pkg/controller.v1/pytorch/initcontainer.go).
+_NO_MASTER = re.compile(
+    rf"Back-off restarting failed container(?: init-pytorch in pod |=init-pytorch pod=)(?P<job>{_POD})-worker-\d"
+)
 # The log of a pod: a command, or a heading with its name; and how its lines name their own rank.
 _LOGS = re.compile(
     rf"\b(?:kubectl|k|oc)\s(?:\S{{1,80}}\s){{0,4}}?logs?\s(?:-\S{{1,80}}\s){{0,6}}(?:pods?/)?(?P<pod>{_POD})(?!\S)"
@@ -62,10 +71,11 @@ LEAST_CONFIRMED = 2  # pods whose logs show the order of a job
 _MEMBER = re.compile(r"(?:-(?:master|worker|launcher|node|head|replica|ps))?(?:-\d{1,6})?(?:-[a-z0-9]{5})?$")
 OPENING = re.compile(
     r"^[ \t]*(?:\d\w{0,12}[ \t]+)?(?:Warning|Normal)[ \t]+(?:FailedScheduling|Evicted|Preempted|NodeNotReady"
-    r"|FailedMount|TaintManagerEviction|FailedAttachVolume|FailedCreatePodSandBox)[ \t]|"
+    r"|FailedCreate(?:Pod)?|FailedMount|TaintManagerEviction|FailedAttachVolume|FailedCreatePodSandBox)[ \t]|"
     r"get (?:po|pod|pods|ev|event|events)\b[^|\n]{0,120}\| ?(?:e?grep|awk|tail|sort|head)\b|"
     r"^[ \t]*NAME\s+STATUS\s+ROLES\s+AGE\s+VERSION|"
     r"^[ \t]*(?:NAMESPACE\s+)?NAME\s+READY\s+STATUS\s+RESTARTS|^[ \t]*Last State:|^[ \t]*LAST SEEN\s+TYPE\s+REASON"
+    r"|failed container(?: init-pytorch in pod |=init-pytorch pod=)"
     r"|^[ \t]*State:[ \t]+(?:Running|Waiting|Terminated)[ \t]*$"
     r"|^[ \t]*(?:NAME|POD)[ \t]+(?:[A-Z_]{1,30}[ \t]+){0,10}(?:REASON|LAST_?REASON|STATE|TERMINATED)[ \tA-Z_]*$",
     re.MULTILINE,
@@ -98,7 +108,7 @@ MAX_RANKS_OF_POD = 64
 class KubernetesReader:
     name = "kubectl output"
     order = 39
-    marks = ("READY", "REASON", "Last State:", "LAST SEEN", "State:  ", " get po")
+    marks = ("READY", "REASON", "Last State:", "LAST SEEN", "State:  ", " get po", "FailedCreate", "init-pytorch")
     help = "`kubectl get pods -o wide`, `kubectl describe pod POD`, `kubectl get events --sort-by=.lastTimestamp`"
 
     def recognises(self, source: Source) -> bool:
@@ -162,6 +172,13 @@ class _Pods:
             self._end(self._pod, "OOMKilled" if "OOMKilled" in text[:2000] else "Error", int(code["code"]))
         elif self._nodes and (node := _NODE_ROW.fullmatch(text)):
             self._add("daemon_lost", node["node"], f"node {node['node']}: NotReady", number, "NotReady")
+        elif "FailedCreate" in text and (refused := _REFUSED.search(text)):
+            pod = refused["pod"]
+            self._add_missing(pod, f"pod {pod} was not created: {refused['why']}"[:400], number, "FailedCreate")
+        elif "init-pytorch" in text and (waits := _NO_MASTER.search(text)):
+            pod = f"{waits['job']}-master-0"
+            text = f"nothing resolves the name of {pod}, for which the first container of each worker waits"
+            self._add_missing(pod, text, number, "init-pytorch")
         elif event := _EVENT.search(text):
             self._event(event["reason"], event["rest"], text, number)
 
@@ -271,6 +288,13 @@ class _Pods:
         if len(self._events) < MAX_PODS:
             fields = {"pod": pod, "host": pod, "why": why}
             self._events.setdefault((kind, pod), LogEvent(kind, text, self.source, number, None, fields))
+
+    def _add_missing(self, pod: str, text: str, number: int, why: str) -> None:
+        """A pod that does not exist. The master of a PyTorchJob has rank 0."""
+        self._add("pod_waits", pod, text, number, why)
+        member = _OF_PYTORCHJOB.fullmatch(pod)
+        if member and (member["role"], member["number"]) == ("master", "0"):
+            self._ranks.setdefault(pod, 0)
 
     def pieces(self) -> Iterator[Piece]:
         """Without pods that stand alone in a list of several jobs: they may belong to anybody."""

@@ -138,7 +138,7 @@ def _events(matched: MatchedLine, line: Line, found: list[str]) -> Iterator[tupl
             match = pattern.match.search(" ".join([line.text, *(text.strip() for text in matched.after(4))]))
         if match is None:
             match = pattern.match.search("".join([line.text, *(text for text in matched.after(4))]))
-        if match is not None:
+        if match is not None and match.start() <= len(line.text):  # else it is one of the next lines
             kinds.add(pattern.kind)
             yield pattern, line, match
 

@@ -243,12 +243,15 @@ def _start(head: bytes, one: bool) -> list[str]:
 
 
 def _counting(line: Line, origin_of: Callable[[Line], LineOrigin]) -> LineOrigin:
-    """The origin of a line with a counter, which may name the rank in its text, or its GPU at the start."""
+    """The origin of a line with a counter, which may name the rank in its text, or its GPU at the start.
+
+    A line that names several ranks compares them: `step 431 wait max 1.39 (r4) min 0.001 (r6)`.
+    """
     origin = origin_of(line)
     if origin.rank is not None or origin.local is not None:
         return origin
-    if match := _RANK.search(line.text[:200]):
-        return LineOrigin(int(match[1]), None, origin.host, origin.pid)
+    if named := {int(match[1]) for match in _RANK.finditer(line.text[:200])}:
+        return LineOrigin(named.pop(), None, origin.host, origin.pid) if len(named) == 1 else origin
     if match := _GPU.match(line.text):
         return LineOrigin(None, int(match[1]), origin.host, origin.pid)
     return origin

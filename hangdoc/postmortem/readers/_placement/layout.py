@@ -68,6 +68,7 @@ _ONE_LAUNCHER = re.compile(
     r"(?:\btorchrun|\btorch\.distributed\.(?:run|launch)|torch/distributed/(?:run|launch)\.py)\s"
     r"(?=[^\n]{0,400}--nproc[_-]per[_-]node)(?![^\n]{0,1000}(?:n?node(?:s|[_-]rank)\b|rdzv|master|\.{3}|\\$))"
 )
+_FAILED = re.compile(r"\brank\s{0,8}: (\d{1,6}) \(local_rank: (\d{1,4})\)")  # torchrun's table of failures
 _MAPPED = re.compile(rf"'(?!localhost'|127\.)({NAME})': \[(\d{{1,6}}(?:, \d{{1,6}}){{0,63}})\]")
 _SLOTS = re.compile(rf"\W{{0,4}}({NAME})\s{{1,20}}slots ?= ?(\d{{1,4}})\s*(?:max_slots=\d{{1,4}})?\s*")
 _WORLD_INFO = re.compile(r"--world_info[= ]([A-Za-z0-9_=+/-]{8,12000})(?=\s|$)")  # base64 of JSON: host -> GPUs
@@ -86,6 +87,7 @@ class JobLayout:
 
     several_nodes: bool = False  # the text says that the job has several
     one_node: bool = False  # a launcher's command line says that it has one
+    first_node: bool = False  # a rank has its own number on its host
     _sizes: Counter[int] = field(default_factory=Counter)
     _worlds: bool = False  # a command line of DeepSpeed's launcher was read
     _mapped: list[Seat] = field(default_factory=list)
@@ -123,6 +125,9 @@ class JobLayout:
         for found in _NODES.finditer(text):
             self._count_nodes(int(found[1] or found[2]))
         self.one_node = self.one_node or (_ON_LOOPBACK.search(text) or _ONE_LAUNCHER.search(text)) is not None
+        if failed := _FAILED.search(text):
+            self.first_node = self.first_node or failed[1] == failed[2]
+            self.several_nodes = self.several_nodes or failed[1] != failed[2]
         if len(self._visible) < 2 and (visible := _VISIBLE.search(text)):
             self._visible.add(tuple(map(int, visible[1].split(","))))
         if slots := _SLOTS.fullmatch(text):

@@ -22,8 +22,8 @@ _LOCAL = re.compile(r"(?<![a-z])(?:local|node)[ _-]?(?:rank|id)", re.IGNORECASE)
 _PLACES = ("node", "host", "box", "machine", "server", "standalone", "system", "workstation")
 _MODULO = re.compile(r" ?(?:%|mod) ?\w")  # `gpu = rank % 8`
 _ONE_HOST = re.compile(
-    r"\b(?:single|one|1|same)[ -](?:node|box|host|machine|server|system)\b|\bworkstation\b|--standalone\b"
-    r"|\bnnodes[= ]1\b",
+    r"\b(?:single|one|1|same)[ -](?:\d{1,2} ?x ?\w{2,10}[ -](?:[A-Za-z]\w{1,7}[ -])?)?"
+    r"(?:node|box|host|machine|server|system)\b|\bworkstation\b|--standalone\b|\bnnodes[= ]1\b",
     re.IGNORECASE,
 )
 _SEVERAL_HOSTS = re.compile(

@@ -22,6 +22,7 @@ from hangdoc.evidence.placement import HostRanks, short_name
 from hangdoc.postmortem.readers._host_names import as_rank, is_host_name, prompt_of
 from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS
 from hangdoc.postmortem.readers._placement.buses import BusList, bus_of, bus_of_number
+from hangdoc.postmortem.readers._placement.gpu_use import GpuUse
 from hangdoc.postmortem.readers._placement.layout import JobLayout
 from hangdoc.postmortem.readers._placement.numbering import RankNumbering
 from hangdoc.postmortem.readers._placement.statements import Seat, believable, may_state, seats_in
@@ -150,7 +151,7 @@ class Placement:
 
 def placement_of(text: str) -> Placement:
     """What a text states about the places of its ranks."""
-    numbering, layout, table = RankNumbering(), JobLayout(), PlacementTable()
+    numbering, layout, table, gpu_use = RankNumbering(), JobLayout(), PlacementTable(), GpuUse()
     buses = BusList(text)
     stated: list[Seat] = []
     hosts: Counter[str] = Counter()
@@ -161,6 +162,7 @@ def placement_of(text: str) -> Placement:
         buses.feed(line, number)
         numbering.feed(line)
         layout.feed(line)
+        gpu_use.feed(line)
         hosts.update(_named_host(line))
         if row := table.feed(line):
             stated.append(row)
@@ -175,7 +177,7 @@ def placement_of(text: str) -> Placement:
     stated += [Seat((rank,), pids=(pid,)) for pid, rank in of_pid.items()]
     known = frozenset(name for name, count in hosts.items() if count >= LEAST_LABELS)
     seats = believable(stated, known)
-    placement = _joined([*seats, *layout.seats(seats)], numbering, layout)
+    placement = _joined([*seats, *layout.seats(seats)], numbering, layout, gpu_use)
     return dataclasses.replace(
         placement,
         buses={**placement.buses, **_buses_of_nccl(communicators)},
@@ -198,7 +200,7 @@ def _named_host(line: str) -> dict[str, int]:
     return {label[1].lower(): 1} if label and is_host else {}
 
 
-def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout) -> Placement:
+def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout, gpu_use: GpuUse) -> Placement:
     per_node = layout.per_node
     hosts = _unique((rank, seat.host) for seat in stated if seat.host for rank in seat.ranks)
     doubted = {rank for seat in stated if seat.host for rank in seat.ranks if rank not in hosts}
@@ -215,6 +217,8 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout)
     several = later_node or layout.several_nodes or numbering.several_hosts
     one_host = not several and len({_short(host) for host in hosts.values()}) < 2
     local_is_rank = one_host and all(number == rank for (_, number), rank in (*locals_.items(), *gpus.items()))
+    one_node = local_is_rank and not layout.several_nodes and (numbering.one_host or layout.one_node)
+    first_node = one_node or layout.first_node or any(number == rank for (_, number), rank in locals_.items())
     pids = _unique(_numbers(seats, "pids", hosts))
     if local_is_rank:
         pids = {**_unique(_pids_of_locals(seats)), **pids}
@@ -226,9 +230,9 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout)
         _buses(seats, hosts, gpus),
         whole=whole,
         per_node=per_node,
-        one_node=local_is_rank and not layout.several_nodes and (numbering.one_host or layout.one_node),
+        one_node=one_node,
         local_is_rank=local_is_rank,
-        index_is_rank=numbering.gpu_is_rank and local_is_rank,
+        index_is_rank=local_is_rank and (numbering.gpu_is_rank or (first_node and gpu_use.whole_host)),
         ordinal_is_rank=numbering.ordinal_is_rank,
     )
 
