@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from hangdoc.evidence import FlightRecorder, RecordedCall
 from hangdoc.postmortem.readers import Source, _fr_worker
-from hangdoc.postmortem.readers._fr_trace import MALFORMED, Entries, SharedParts, label, trace_header
+from hangdoc.postmortem.readers._fr_trace import MALFORMED, Entries, SharedParts, group_name, label, trace_header
 from hangdoc.postmortem.readers._safe_pickle import pipes, stop
 from hangdoc.system import input_limits
 
@@ -54,10 +54,10 @@ class _Worker:
     """A child process, and all calls and stacks that it has answered, by number."""
 
     process: subprocess.Popen[bytes]
-    calls: list[tuple[RecordedCall, str, str]] = field(default_factory=list)  # with its group's raw name and label
+    calls: list[tuple[RecordedCall, int]] = field(default_factory=list)  # without and with number of its group
     stacks: list[list[Any]] = field(default_factory=list)
-    # By the numbers of its calls: ranks of the same groups make the same calls. With the labels of their groups.
-    entries: dict[bytes, tuple[tuple[RecordedCall, ...], dict[str, str]]] = field(default_factory=dict)
+    # By the numbers of its calls and the names of their groups: ranks of the same groups make the same calls.
+    entries: dict[tuple[bytes, tuple[str, ...]], tuple[RecordedCall, ...]] = field(default_factory=dict)
 
     @classmethod
     def started(cls) -> _Worker:
@@ -196,17 +196,19 @@ def _record(worker: _Worker, meta: bytes, indices: bytes, shared: SharedParts) -
     for raw in answer["calls"]:
         entry = dict(zip(_fr_worker.FIELDS, raw, strict=True))
         entry["frames"] = worker.stacks[entry["frames"]]
-        worker.calls.append((*entries.made(entry, entry["thread"]), label(entry["process_group"])))
+        worker.calls.append((entries.call(entry, entry["thread"]), entry["group"]))
     numbers = array("I", indices)
-    if indices not in worker.entries:
+    groups = tuple([group_name(*group) for group in answer["groups"]])
+    indices = shared.one(indices)
+    calls = worker.entries.get((indices, groups))
+    if calls is None:
         if len(worker.entries) >= MAX_ALIKE:
             worker.entries.clear()
-        labels: dict[str, str] = {}
-        for number in dict.fromkeys(numbers):
-            _, group, named = worker.calls[number]
-            labels.setdefault(group, named)
-        worker.entries[indices] = tuple(entries.closed([worker.calls[number][0] for number in numbers])), labels
-    calls, labels = worker.entries[indices]
+        made = [entries.in_group(call, groups[group]) for call, group in map(worker.calls.__getitem__, numbers)]
+        calls = worker.entries[indices, groups] = tuple(entries.closed(made))
+    labels: dict[str, str] = {}
+    for name, (group, _) in zip(groups, answer["groups"], strict=True):
+        labels.setdefault(name, label(group))
     record = replace(
         trace_header(answer["head"], shared),
         entries=calls,

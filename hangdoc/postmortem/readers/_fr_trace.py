@@ -33,7 +33,9 @@ class SharedParts:
 
     frames: dict[tuple[str, str, int], Frame] = field(default_factory=dict)
     stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = field(default_factory=dict)
-    entries: dict[tuple[Any, ...], RecordedCall] = field(default_factory=dict)
+    calls: dict[tuple[Any, ...], RecordedCall] = field(default_factory=dict)  # without a group
+    in_group: dict[str, dict[int, RecordedCall]] = field(default_factory=dict)  # by name of the group and id in `calls`
+    closed: dict[int, RecordedCall] = field(default_factory=dict)  # parts of coalesced calls, by id of the open part
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     groups: dict[ProcessGroup, ProcessGroup] = field(default_factory=dict)
     texts: dict[Any, Any] = field(default_factory=dict)  # names, states, sizes and types of calls
@@ -94,7 +96,8 @@ class Entries:
         found: list[RecordedCall] = []
         for entry in raw:
             try:
-                one, group = self.made(entry, self._thread(entry.get("thread_id")))
+                group = group_name(entry.get("process_group"), entry.get("pg_id"))
+                one = self.in_group(self.call(entry, self._thread(entry.get("thread_id"))), group)
                 if group not in self.labels:
                     self.labels[group] = label(entry.get("process_group"))
             except MALFORMED:
@@ -102,15 +105,23 @@ class Entries:
             found.append(one)
         return self.closed(found)
 
-    def made(self, entry: Mapping[str, Any], thread: int | None) -> tuple[RecordedCall, str]:
-        """A call, and the name of its group as the trace has it. Raises one of MALFORMED."""
+    def call(self, entry: Mapping[str, Any], thread: int | None) -> RecordedCall:
+        """A call without its group. Raises one of MALFORMED."""
         key = self._key(entry, thread)
-        one = self.shared.entries.get(key)
+        one = self.shared.calls.get(key)
         if one is None:
             one = self._make(entry, key)
             key = tuple([self.shared.one(part) if type(part) in (str, bytes) else part for part in key])
-            self.shared.entries[key] = one
-        return one, key[0]
+            self.shared.calls[key] = one
+        return one
+
+    def in_group(self, call: RecordedCall, group: str) -> RecordedCall:
+        """A call from `call` in the group of this name: ranks that share no group still make the same calls."""
+        calls = self.shared.in_group.setdefault(group, {})
+        one = calls.get(id(call))
+        if one is None:
+            one = calls[id(call)] = replace(call, group=self.shared.one(text(group)))
+        return one
 
     def closed(self, calls: Sequence[RecordedCall]) -> list[RecordedCall]:
         """The calls; the parts of a coalesced call retire with it."""
@@ -122,7 +133,7 @@ class Entries:
         return found
 
     def _key(self, entry: Mapping[str, Any], thread: int | None) -> tuple[Any, ...]:
-        """Hashable key of all fields of a record: a flat tuple of plain values."""
+        """Hashable key of all fields of a call without its group: a flat tuple of plain values."""
         get = entry.get
         name = entry["profiling_name"]
         p2p = get("is_p2p")
@@ -131,13 +142,10 @@ class Entries:
         sequence = get("p2p_seq_id") if p2p else get("collective_seq_id")
         if sequence is None:
             sequence = entry["seq_id"]
-        group = get("process_group")
-        group = group[0] if group else str(_int(get("pg_id")))
         state, timeout = get("state"), get("timeout_ms")
-        if type(name) is not str or type(group) is not str or not (state is None or type(state) is str):
+        if type(name) is not str or not (state is None or type(state) is str):
             raise TypeError
         return (
-            group,
             int(sequence),
             name,
             bool(p2p),
@@ -159,7 +167,7 @@ class Entries:
         return self._threads.setdefault(id, len(self._threads) - 1)
 
     def _make(self, entry: Mapping[str, Any], key: tuple[Any, ...]) -> RecordedCall:
-        group, sequence, name, p2p, state, retired, timeout, _, _, dtypes, output_dtypes, _, thread = key
+        sequence, name, p2p, state, retired, timeout, _, _, dtypes, output_dtypes, _, thread = key
         op, _, ends = text(name).partition(":")[2].partition(" ") if ":" in name else text(name).partition(" ")
         ranks = re.fullmatch(r"(\d{1,9})(->|<-)(\d{1,9})", ends.strip())
         sender, receiver = (int(ranks[1]), int(ranks[3])) if ranks else (None, None)
@@ -167,7 +175,7 @@ class Entries:
             sender, receiver = receiver, sender
         shared = self.shared.one
         return RecordedCall(
-            group=shared(text(group)),
+            group="",
             sequence=sequence,
             op=shared(op),
             sizes=shared(_sizes_text(entry.get("input_sizes"))),
@@ -211,8 +219,8 @@ class Entries:
         while i and _same_call(found[i - 1], end):
             i -= 1
             if end.retired and not found[i].retired:
-                key = ("closed", id(found[i]))
-                found[i] = self.shared.entries.setdefault(key, replace(found[i], retired=True))
+                open = found[i]
+                found[i] = self.shared.closed.setdefault(id(open), replace(open, retired=True))
 
 
 def _same_call(a: RecordedCall, b: RecordedCall) -> bool:
@@ -235,6 +243,14 @@ def _sizes(raw: Any) -> Any:
 def _sizes_text(raw: Any) -> str:
     """Sizes as text; `_sizes` has validated them."""
     return str([array("q", dims[:MAX_DIMS]).tolist() for dims in raw[:MAX_TENSORS]]) if raw else ""
+
+
+def group_name(group: Any, number: Any) -> str:
+    """The name of a group as the trace has it; without one, its number. Raises TypeError if the name is no text."""
+    name = group[0] if group else str(_int(number))
+    if type(name) is not str:
+        raise TypeError
+    return name
 
 
 def label(group: Any) -> str:

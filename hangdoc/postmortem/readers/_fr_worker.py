@@ -7,6 +7,9 @@ in any way, or that the child does not survive, is left to the careful path of `
 A request is a header (bytes of the pickle, bytes of memory, CPU seconds), then the pickle. An answer is a header (bytes
 of JSON, bytes of indices), then an object with the fields of `Digest.answer`, then one unsigned integer for each entry:
 the number of its call among all calls that this process has answered. Two zeros: not digested.
+
+A call names its group and thread by a number in order of their appearance in the dump, so that the calls of groups with
+other names are the same calls. An answer lists the groups of its dump.
 """
 
 from __future__ import annotations
@@ -33,14 +36,18 @@ MAX_KNOWN = 400_000  # calls remembered; beyond that, this process starts over
 LONGEST = 1200  # characters of a text
 TIMED_ENTRIES = 64  # newest entries whose times are answered
 HEAD = ("version", "comm_lib_version", "nccl_version", "pg_config", "pg_status")
-# The fields of a call that hangdoc reads, in the order of an answer; `frames` and the thread are numbers.
-FIELDS = (
-    "process_group", "collective_seq_id", "p2p_seq_id", "profiling_name", "state", "retired", "timeout_ms", "is_p2p",
-    "input_sizes", "output_sizes", "input_dtypes", "output_dtypes", "pg_id", "frames", "thread",
+# The fields of a call that hangdoc reads, in the order of an answer; the last three are numbers.
+VALUES = (
+    "collective_seq_id", "p2p_seq_id", "profiling_name", "state", "retired", "timeout_ms", "is_p2p",
+    "input_sizes", "output_sizes", "input_dtypes", "output_dtypes",
 )  # fmt: skip
-GROUP = FIELDS.index("process_group")
-_READ = itemgetter(*FIELDS[:-1], "thread_id")  # of an entry of version 2.10
+FIELDS = (*VALUES, "frames", "thread", "group")
+GROUP = ("process_group", "pg_id")  # the fields of an entry that name its group
+_IN_ENTRY = (*VALUES, "frames", "thread_id", *GROUP)
+_READ = itemgetter(*_IN_ENTRY)  # of an entry of version 2.10
 _THREAD_IDS = (int, str, type(None))
+
+Group = tuple[Any, Any]  # its name and description, and its number, as an entry has them
 
 
 class Plain(pickle.Unpickler):
@@ -54,8 +61,7 @@ class Digest:
     """The calls and stacks that were answered before, by content."""
 
     def __init__(self) -> None:
-        self.numbers: dict[Any, int] = {}  # key of a call -> its number
-        self.calls: list[tuple[Any, ...]] = []  # by number
+        self.numbers: dict[bytes, int] = {}  # content of a call -> its number
         self.stacks: dict[Any, int] = {}
         self.models = Models()
         self.new_calls: list[tuple[Any, ...]] = []
@@ -68,38 +74,45 @@ class Digest:
         found = self.models.find(head[1], body) if head else None
         if head is not None and found is not None:
             model, names = found
-            indices = array("I", [self._renamed(number, names) for number in model.indices]) if names else model.indices
+            groups = [(_renamed(group, names), number) for group, number in model.groups]
             times = [int.from_bytes(body[at : at + 8], "little") for at in model.created]
-            return self._made(head[0], model.first, times, model.total, indices)
+            return self._made(head[0], model.first, times, model.total, groups, model.indices)
         trace = Plain(io.BytesIO(data)).load()
         raw = trace["entries"][-MAX_ENTRIES:]
-        indices = array("I", self._entries(raw))
+        seen = Groups()
+        indices = array("I", self._entries(raw, seen))
         newest = [entry.get("time_created_ns") for entry in raw[-TIMED_ENTRIES:]]
         times = [time for time in newest if type(time) is int and 0 < time < 2**63]
         first = raw[0].get("record_id") if raw else None
         if head is not None and len(raw) == len(trace["entries"]):
-            groups = {name: number for number in set(indices) if type(name := self._group(number)) is str}
-            self.models.add(head[1], body, indices, frozenset(groups), first, TIMED_ENTRIES)
-        return self._made(trace, first, times, len(trace["entries"]), indices)
+            self.models.add(head[1], body, indices, tuple(seen.found), first, TIMED_ENTRIES)
+        return self._made(trace, first, times, len(trace["entries"]), seen.found, indices)
 
     def _made(
-        self, trace: Mapping[str, Any], first: Any, times: list[int], count: int, indices: array[int]
+        self,
+        trace: Mapping[str, Any],
+        first: Any,
+        times: list[int],
+        count: int,
+        groups: list[Group],
+        indices: array[int],
     ) -> tuple[dict[str, Any], array[int]]:
         head = {name: _named(trace[name]) for name in HEAD if name in trace}
         more = {"first": first if type(first) is int else None, "times": times, "count": count}
-        return {"head": head, **more, "calls": self.new_calls, "stacks": self.new_stacks}, indices
+        new = {"groups": [*map(_clipped, groups)], "calls": self.new_calls, "stacks": self.new_stacks}
+        return {"head": head, **more, **new}, indices
 
-    def _entries(self, raw: list[Any]) -> Iterator[int]:
+    def _entries(self, raw: list[Any], groups: Groups) -> Iterator[int]:
         threads: dict[Any, int | None] = {None: None}
         stacks: dict[tuple[int, ...], int] = {}  # by the ids of the trace's frame objects
         numbers = self.numbers
         for entry in raw:
             try:
-                *values, frames, thread_id = _READ(entry)
+                *values, frames, thread_id, group, group_number = _READ(entry)
             except KeyError:  # an older version, and before 2.1 there was one number for all operations
                 number = entry.get("seq_id")
                 older = {"collective_seq_id": number, "p2p_seq_id": number, **entry}
-                *values, frames, thread_id = map(older.get, (*FIELDS[:-1], "thread_id"))
+                *values, frames, thread_id, group, group_number = map(older.get, _IN_ENTRY)
             if type(thread_id) not in _THREAD_IDS:
                 raise TypeError
             thread = threads.setdefault(thread_id, len(threads) - 1)
@@ -107,16 +120,13 @@ class Digest:
             stack = stacks.get(at)
             if stack is None:
                 stack = stacks[at] = self._stack((frames or ())[:MAX_FRAMES])
-            key = marshal.dumps((values, stack, thread), 2)  # faster than any tuple of plain values
-            number = numbers.get(key)
-            if number is None:
-                number = numbers[key] = len(self.calls)
-                self._add((*map(_clipped, values), stack, thread))
-            yield number
-
-    def _add(self, call: tuple[Any, ...]) -> None:
-        self.calls.append(call)
-        self.new_calls.append(call)
+            of = groups.number(group, group_number)
+            key = marshal.dumps((values, stack, thread, of), 2)  # faster than any tuple of plain values
+            known = numbers.get(key)
+            if known is None:
+                known = numbers[key] = len(numbers)
+                self.new_calls.append((*map(_clipped, values), stack, thread, of))
+            yield known
 
     def _stack(self, frames: Any) -> int:
         content = tuple([(frame["name"], frame["filename"], frame["line"]) for frame in frames])
@@ -126,22 +136,32 @@ class Digest:
             self.new_stacks.append([tuple(map(_clipped, frame)) for frame in content])
         return number
 
-    def _group(self, number: int) -> Any:
-        group = self.calls[number][GROUP]
-        return group[0] if group else None
 
-    def _renamed(self, number: int, names: Mapping[str, str]) -> int:
-        """The number of the same call in a group of another name."""
-        name = names.get(self._group(number))
-        if name is None:
-            return number
-        key = number, name
-        known = self.numbers.get(key)
-        if known is None:
-            known = self.numbers[key] = len(self.calls)
-            call = self.calls[number]
-            self._add((*call[:GROUP], (_clipped(name), *call[GROUP][1:]), *call[GROUP + 1 :]))
-        return known
+class Groups:
+    """The groups of a dump, numbered in order of appearance."""
+
+    def __init__(self) -> None:
+        self.found: list[Group] = []
+        self._numbers: dict[bytes, int] = {}  # by content
+
+    def number(self, group: Any, number: Any) -> int:
+        key = marshal.dumps((group, number), 2)
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = len(self.found)
+            self.found.append((group, number))
+        return found
+
+
+def _renamed(group: Any, names: Mapping[str, str]) -> Any:
+    """The name and description of the same group in another dump."""
+    name = _name(group)
+    return (names[name], *group[1:]) if name is not None and name in names else group
+
+
+def _name(group: Any) -> str | None:
+    name = group[0] if group else None
+    return name if type(name) is str else None
 
 
 def _clipped(value: Any) -> Any:
@@ -199,7 +219,8 @@ class Model(NamedTuple):
     used: frozenset[int]  # memo numbers that the entries use
     created: tuple[int, ...]  # offsets of the newest creation times in the body
     indices: array[int]
-    groups: frozenset[str]
+    groups: tuple[Group, ...]  # in order of appearance
+    names: frozenset[str]  # of the groups
     first: Any  # record_id of the first entry
     total: int  # entries of the dump
 
@@ -228,7 +249,7 @@ class Models:
         return None
 
     def add(
-        self, memo: Memo, body: bytes, indices: array[int], groups: frozenset[str], first: Any, newest: int
+        self, memo: Memo, body: bytes, indices: array[int], groups: tuple[Group, ...], first: Any, newest: int
     ) -> None:
         """Keep a loaded dump as a model."""
         if len(body) > MAX_BYTES or self.count >= (MAX_MODELS if self.hits else MAX_UNUSED):
@@ -241,7 +262,8 @@ class Models:
         for start, end in own:
             mask[start:end] = bytes(end - start)
         bodies = int.from_bytes(body, "little"), int.from_bytes(mask, "little")
-        model = Model(memo, *bodies, used, tuple(created[-newest:]), indices, groups, first, len(indices))
+        named = frozenset(name for group, _ in groups if (name := _name(group)) is not None)
+        model = Model(memo, *bodies, used, tuple(created[-newest:]), indices, groups, named, first, len(indices))
         self.models.setdefault(len(body), []).append(model)
         self.count += 1
 
@@ -254,10 +276,10 @@ def _group_names(model: Model, memo: Memo) -> dict[str, str] | None:
         if not isinstance(here, str) or not isinstance(there, str):
             return None
         if here != there:
-            if there not in model.groups:
+            if there not in model.names:
                 return None
             names[there] = here
-    kept = model.groups - names.keys()
+    kept = model.names - names.keys()
     return names if len({*names.values(), *kept}) == len(names) + len(kept) else None
 
 
@@ -332,7 +354,7 @@ def serve() -> None:
         gc.enable()
         sys.stdout.buffer.write(ANSWER.pack(len(meta), len(indices)) + meta + indices)
         sys.stdout.buffer.flush()
-        if not meta or len(digest.calls) > MAX_KNOWN:
+        if not meta or len(digest.numbers) > MAX_KNOWN:
             return  # the next request gets a new process, whose numbers start again
 
 
