@@ -212,6 +212,14 @@ def test_of_two_with_one_id_the_first_is_kept_and_both_are_named(tmp_path: Path)
     assert str(tmp_path / "shipped/late/playbook.yaml") in problem.sentence
 
 
+def test_needs_are_checked_unless_a_test_has_done_so(tmp_path: Path) -> None:
+    shipped = write(tmp_path / "shipped", playbook(needs=["checked elsewhere"]))
+    assert load([shipped], SCHEMA, checked=[shipped]).problems == ()
+    own = write(tmp_path / "own", playbook(id="other", needs=["stack"]))
+    (problem,) = load([shipped, own], SCHEMA, checked=[shipped]).problems
+    assert problem.sentence == "needs an unknown probe 'stack'"
+
+
 def test_a_directory_without_playbooks_is_named(tmp_path: Path) -> None:
     (problem,) = load([tmp_path / "nowhere"], SCHEMA, PROBES).problems
     assert str(problem) == f"{tmp_path / 'nowhere'}: cannot be read (No such file or directory); give another directory"

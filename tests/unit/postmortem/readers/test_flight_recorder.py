@@ -295,6 +295,23 @@ def test_deduplicated_dumps_equal_loaded_ones(tmp_path: Path) -> None:
     assert found[0].entries[0] is found[7].entries[0]  # what they have in common is one object
 
 
+def test_calls_of_groups_with_other_names_are_answered_once() -> None:
+    digest = Digest()
+    answers = [digest.answer(pickle.dumps(of_rank(rank), protocol=4)) for rank in (0, 5)]
+    assert digest.models.hits == 0  # each was loaded
+    (first, indices), (second, same) = answers
+    assert (len(first["calls"]), second["calls"]) == (27, [])
+    assert indices == same
+    assert [group[0] for group, _ in second["groups"]] == ["0", "2", "101"]
+
+
+def test_calls_in_two_groups_of_one_dump_stay_apart(tmp_path: Path) -> None:
+    parts = [call("all_reduce", 24, group=group) for group in ("1", "2", "1")]
+    write(tmp_path, {rank: trace(parts, {"1": [0, 1], "2": [0, 1]}) for rank in range(2)})
+    for record in records(read(tmp_path)).values():
+        assert [entry.group for entry in record.entries] == ["1", "2", "1"]
+
+
 @pytest.mark.parametrize("field", ["retired", "state", "input_sizes", "collective_seq_id", "profiling_name"])
 def test_dump_with_any_relevant_difference_is_loaded(tmp_path: Path, field: str) -> None:
     other = {"retired": False, "state": "scheduled", "input_sizes": [[11]], "collective_seq_id": 99}
