@@ -28,7 +28,7 @@ from hangdoc.system import input_limits
 
 CPU_S, CPU_BYTES_S = 2, 20 << 20  # CPU seconds to digest a pickle, plus one per CPU_BYTES_S bytes
 MAX_WORKERS = 2
-WAITED_S = 1.0  # for dumps that are not digested yet, until a second child process is worth its 20 MiB
+WAITED_S = 1.0  # for dumps that are not digested yet, until a second child process is worth its 16 MiB
 MAX_AHEAD = 256  # dumps that are digested before they are read,
 MAX_AHEAD_BYTES = 64 << 20  # and their size on disk
 MAX_ALIKE = 1024  # lists of calls that are kept, for ranks that made the same ones
@@ -126,7 +126,7 @@ class DumpPool:
         return found
 
     def _rest(self) -> None:
-        """End the threads and their child processes, of 20 MiB each; another dump starts new ones."""
+        """End the threads and their child processes, of 16 MiB each; another dump starts new ones."""
         for _ in range(self._threads):
             self._jobs.put(None)
         self._threads = 0
