@@ -219,8 +219,8 @@ class Entries:
         while i and _same_call(found[i - 1], end):
             i -= 1
             if end.retired and not found[i].retired:
-                open = found[i]
-                found[i] = self.shared.closed.setdefault(id(open), replace(open, retired=True))
+                part = found[i]
+                found[i] = self.shared.closed.setdefault(id(part), replace(part, retired=True))
 
 
 def _same_call(a: RecordedCall, b: RecordedCall) -> bool:
