@@ -130,7 +130,7 @@ def _cause(history: JobHistory) -> Cause:
     ranks = tuple(sorted(node for node in cycle if isinstance(node, int)))
     if len(ranks) > 1:
         p2p = any(end in cycle for rank in ranks for end in history.edges[rank] if isinstance(end, int))
-        return Cause("p2p" if p2p else "order", ranks)
+        return Cause("p2p", _skipped(history, ranks) or ranks) if p2p else Cause("order", ranks)
     return _of_waits(history)
 
 
@@ -192,6 +192,39 @@ def _unstarted(history: JobHistory, pending: Sequence[tuple[int, int]]) -> Cause
         if held and len(held) < len(started) and running.isdisjoint(held):
             return Cause("unstarted", held, i, at, usual=started[0])
     return None
+
+
+def _skipped(history: JobHistory, ranks: Iterable[int]) -> tuple[int, ...]:
+    """The ranks that wait in a collective before which, the last time, they made the transfer that a peer waits for."""
+    found: set[int] = set()
+    for transfer in filter(None, map(history.transfers.get, ranks)):
+        peer = transfer.peer
+        waits = history.waits.get(peer)
+        if waits is None or waits.p2p or transfer.call.retired:
+            continue
+        ends = transfer.call.sender, transfer.call.receiver
+        rounds = _transfers_before(history.records[peer].entries, waits)
+        if len(rounds) > 1 and ends in rounds[-2] and ends not in rounds[-1]:
+            found.add(peer)
+    return tuple(sorted(found))
+
+
+def _transfers_before(
+    entries: Iterable[RecordedCall], collective: RecordedCall
+) -> Sequence[set[tuple[int | None, int | None]]]:
+    """Both ends of the transfers between this collective, each time it was called, and the collective before it."""
+    rounds: list[set[tuple[int | None, int | None]]] = []
+    ends: set[tuple[int | None, int | None]] = set()
+    for entry in entries:
+        if entry.p2p:
+            ends.add((entry.sender, entry.receiver))
+            continue
+        if (entry.group, entry.op, entry.sizes) == (collective.group, collective.op, collective.sizes):
+            rounds.append(ends)
+        ends = set()
+        if entry is collective:
+            break
+    return rounds
 
 
 def _behind(history: JobHistory) -> Cause | None:

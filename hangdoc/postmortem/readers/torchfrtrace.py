@@ -5,7 +5,8 @@ tools/flight_recorder). torchfrtrace compares every rank with the lowest one, so
 is wrong: every member's call is recorded, and the analysis looks for the minority. Its ranks are global.
 
 `torchfrtrace -j` prints a column for each rank, with its calls in order. In the first row with a call that is not
-complete, the ranks of which the column has ended have not made it, and those with another operation disagree.
+complete, the ranks of which the column has ended have not made it, and those with another operation disagree. Columns
+with sends and receives have no common rows: they become records of the Flight Recorder.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hangdoc.evidence import limits
+from hangdoc.evidence import FlightRecorder, RecordedCall, limits
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
@@ -43,10 +44,11 @@ _FOUND = re.compile(r"match found (?:collective type|input sizes|output sizes|dt
 _COLUMNS = re.compile(r"(?:^|(?<=[\s|:]))(?:Rank \d{1,7}\s{1,400}){1,4095}Rank \d{1,7}\s*$")
 _RULER = re.compile(r"\s*-{3,}(?:\s{1,4}-{3,}){1,4095}\s*")
 _CELL = re.compile(
-    r"(?P<op>\w{1,60})\([^()]{0,200}?input_sizes=(?:[\[\]\d, ]{1,400}|None)(?P<rest>[^()]{0,800})"
+    r"(?P<op>\w{1,60})\((?P<ends>[^()]{0,200}?)input_sizes=(?P<sizes>[\[\]\d, ]{1,400}|None)(?P<rest>[^()]{0,800})"
     r"state=(?P<state>\w{1,40})\)"
 )
 _CELL_SEQUENCE = re.compile(r"collective_seq_id \| p2p_seq_id=(\d{1,18})")
+_ENDS = re.compile(r"\bs=(\d{1,7}) d=(\d{1,7})\b")  # of a send or receive: global ranks
 _UNORDERED = frozenset({"send", "recv", "coalesced", "_broadcast_oop", "_reduce_oop"})  # not the same on every rank
 MAX_COLUMNS = 4096
 MAX_ROWS = 20_000
@@ -54,6 +56,7 @@ MAX_REPORTS = 1000  # collectives that are reported as wrong
 MAX_PAIRS = 512  # events per collective
 MAX_LINES = 12  # lines of a report before its stack trace
 _RANK_LIMIT = limits.MAX_RANKS
+_Ends = tuple[int | None, int | None]  # ranks that send and receive
 
 
 class TorchFrTraceReader:
@@ -77,6 +80,10 @@ class TorchFrTraceReader:
             if number >= MAX_REPORTS:
                 context.warn(f"{source.name}: more than {MAX_REPORTS} collectives; the rest were not read")
                 return
+            if isinstance(report, _Table):
+                for own, record in report.records().items():
+                    yield Piece(ProcessRef(own), "recorder", record)
+                continue
             size = len(report.expected) if report.default and report.expected else None
             for rank, event in report.events(source.name):
                 yield Piece(ProcessRef(rank), "logs", Logs((event,)), None, size)
@@ -200,6 +207,12 @@ class _Table:
                 self.calls[rank].append(found)
         return bool(cells)
 
+    def shown(self) -> Iterator[_Report | _Table]:
+        if self.transfers:
+            yield self
+        elif report := self.report():
+            yield report
+
     def report(self) -> _Report | None:
         """What the first call that is not complete shows, if its group is that of all ranks."""
         numbered = {rank: self._numbered(calls) for rank, calls in self.calls.items()}
@@ -225,6 +238,38 @@ class _Table:
             return report
         return None
 
+    @property
+    def transfers(self) -> bool:
+        return any(_ENDS.search(call["ends"]) for calls in self.calls.values() for call in calls)
+
+    def records(self) -> Mapping[int, FlightRecorder]:
+        """The calls of each rank; none if a cell is damaged, or the columns do not start at the same time.
+
+        A collective is numbered by its place among those of its column. Columns that start at the same time have the
+        same collectives.
+        """
+        made = {rank: _recorded(calls) for rank, calls in self.calls.items()}
+        collectives = [[(call.op, call.sizes) for call in calls if not call.p2p] for calls in made.values()]
+        longest = max(collectives, key=len, default=[])
+        if self.cut or len(made) < 2 or any(own != longest[: len(own)] for own in collectives):
+            return {}
+        transfers = {
+            rank: Counter((call.sender, call.receiver) for call in calls if call.p2p) for rank, calls in made.items()
+        }
+        left = {rank: list(_unmatched(rank, calls, transfers)) for rank, calls in made.items()}
+        waiting = {rank for rank, calls in left.items() if not all(call.retired for call in calls)}
+        # A rank that waits for nothing may be about to make its side of a transfer.
+        return {
+            rank: FlightRecorder(
+                version="2.x",
+                entries=tuple(one for one in calls if one.retired or not one.p2p or _peer(rank, one) in waiting),
+                enqueued={},
+                completed={},
+                final=True,
+            )
+            for rank, calls in left.items()
+        }
+
     def _numbered(self, calls: Sequence[re.Match[str]]) -> Mapping[int, re.Match[str]]:
         """The calls by sequence number, if each has one, else by row."""
         numbers = [_CELL_SEQUENCE.search(call["rest"]) for call in calls]
@@ -233,7 +278,45 @@ class _Table:
         return dict(enumerate(calls))
 
 
-def _reports(lines: Iterable[str]) -> Iterator[_Report]:
+def _recorded(cells: Sequence[re.Match[str]]) -> Sequence[RecordedCall]:
+    calls: list[RecordedCall] = []
+    numbers: Counter[bool] = Counter()
+    for cell in cells:
+        ends = _ENDS.search(cell["ends"])
+        numbers[ends is not None] += 1
+        calls.append(
+            RecordedCall(
+                group="0",
+                sequence=numbers[ends is not None],
+                op=cell["op"],
+                sizes="" if cell["sizes"] == "None" else cell["sizes"].rstrip(", "),
+                dtypes=(),
+                retired=cell["state"] == "completed",
+                p2p=ends is not None,
+                state=cell["state"],
+                sender=int(ends[1]) if ends else None,
+                receiver=int(ends[2]) if ends else None,
+            )
+        )
+    return calls
+
+
+def _unmatched(rank: int, calls: Iterable[RecordedCall], made: Mapping[int, Counter[_Ends]]) -> Iterator[RecordedCall]:
+    """The calls, without the transfers that wait although the other rank, if it is shown, has made its side of them."""
+    own: Counter[_Ends] = Counter()
+    for call in calls:
+        ends = call.sender, call.receiver
+        own[ends] += call.p2p
+        if not call.p2p or call.retired or (peer := _peer(rank, call)) not in made or made[peer][ends] < own[ends]:
+            yield call
+
+
+def _peer(rank: int, call: RecordedCall) -> int:
+    peer = call.receiver if call.sender == rank else call.sender
+    return -1 if peer is None else peer
+
+
+def _reports(lines: Iterable[str]) -> Iterator[_Report | _Table]:
     report, since = None, 0
     table: _Table | None = None
     for number, text in enumerate(lines, 1):
@@ -244,8 +327,7 @@ def _reports(lines: Iterable[str]) -> Iterator[_Report]:
         if table is not None and text.strip():
             if table.add(text[table.start :]):
                 continue
-            if shown := table.report():
-                yield shown
+            yield from table.shown()
             table = None
         if head := _HEAD.search(text):
             if report is not None:
@@ -268,8 +350,8 @@ def _reports(lines: Iterable[str]) -> Iterator[_Report]:
                 report = None
     if report is not None:
         yield report
-    if table is not None and (shown := table.report()):
-        yield shown
+    if table is not None:
+        yield from table.shown()
 
 
 def _ranks(text: str) -> tuple[int, ...]:

@@ -138,6 +138,20 @@ EACH: dict[str, tuple[Callable[[], Traces], str, str, list[int]]] = {
         },
         "p2p", "p2p-mismatch", [1],
     ),
+    "skipped a send that it made before": (
+        lambda: {
+            0: trace([*[call("recv 0<-1", 5), STEP[0]] * 2, hung("recv 0<-1", 5)], {"0": [0, 1]}),
+            1: trace([*[call("send 1->0", 5), STEP[0]] * 2, WAITS], {"0": [0, 1]}),
+        },
+        "p2p", "p2p-mismatch", [1],
+    ),
+    "a receive that it never made before": (
+        lambda: {
+            0: trace([*[STEP[0]] * 2, hung("recv 0<-1", 5)], {"0": [0, 1]}),
+            1: trace([*[STEP[0]] * 2, WAITS], {"0": [0, 1]}),
+        },
+        "p2p", "p2p-mismatch", [0, 1],
+    ),
     "the root of a chain of waits": (  # two stages wait in their own groups, the last one for a rank that is gone
         lambda: {
             0: trace([hung("recv 0<-1", 5, group="1")], {"0": range(4), "1": [0, 2]}),

@@ -148,3 +148,31 @@ def test_a_rank_of_a_subgroup_is_global(tmp_path: Path) -> None:
     (piece,) = text("torchfrtrace", tmp_path, content.replace("{0, 1, 2, 3}", "{4, 5, 6, 7}"))
     assert piece.record.said[0].fields["ranks"] == "7"
     assert piece.world_size is None
+
+
+TRANSFERS = """\
+Rank 4                                                Rank 5
+----------------------------------------------------  ----------------------------------------------------
+recv(s=5 d=4, input_sizes=[[96]], state=completed)    send(s=5 d=4, input_sizes=[[96]], state=completed)
+all_reduce(input_sizes=[[7]], state=completed)        all_reduce(input_sizes=[[7]], state=completed)
+recv(s=5 d=4, input_sizes=[[96]], state=started)      LAST
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "waiting"),
+    [
+        ("all_reduce(input_sizes=[[7]], state=started)", [1, 1]),
+        ("all_reduce(input_sizes=[[7]], state=completed)", [0, 0]),  # it may be about to send
+        ("send(s=5 d=4, input_sizes=[[96]], state=completed)", [0, 0]),
+        ("all_reduce(input_sizes=[[7]], sta", []),  # damaged
+    ],
+)
+def test_transfers_side_by_side_are_recorder_entries(tmp_path: Path, last: str, waiting: list[int]) -> None:
+    records = [piece.record for piece in text("torchfrtrace", tmp_path, TRANSFERS.replace("LAST", last))]
+    assert [sum(not call.retired for call in record.entries) for record in records] == waiting
+
+
+def test_columns_that_start_at_another_time_are_not_compared(tmp_path: Path) -> None:
+    moved = TRANSFERS.replace("all_reduce(input_sizes=[[7]]", "all_reduce(input_sizes=[[8]]", 1)
+    assert list(text("torchfrtrace", tmp_path, moved.replace("LAST", ""))) == []
