@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from hangdoc.postmortem.readers._cleaning import TextLine
 from hangdoc.postmortem.readers._owner_hints import OwnerHints
+from hangdoc.postmortem.readers._shell_loops import with_loop_headings
 
 _PREFIX = re.compile(
     r"(?:\[(?:rank|default)?\d{1,6}\]:[ ]?|\d{1,6}: |[A-Za-z][\w.-]{0,60}: (?=\s)|\[pod/[^\]\n]{1,200}\] "
@@ -72,6 +73,7 @@ class _Run:
 def with_headings(lines: Sequence[TextLine]) -> list[TextLine]:
     """The lines, with a heading above each stack that has none."""
     lines = [_canonical(line) if "(" in line.text or line.text.startswith("Thread") else line for line in lines]
+    lines = with_loop_headings(lines, lambda text: _kind(text) is not None)
     found: list[TextLine] = []
     done = 0
     for run in _runs(lines):

@@ -19,6 +19,7 @@ from hangdoc.postmortem.readers._host_names import (
     listed_numbers,
     prompt_of,
 )
+from hangdoc.postmortem.readers._shell_loops import loop_items
 
 MAX_COMPANIONS = 4096  # ranks under one heading
 MAX_ABOVE = 8  # lines between a heading and the command whose output it announces
@@ -211,6 +212,8 @@ class OwnerHints:
 
     def take(self, pid: int | None = None) -> ProcessRef:
         """The process of the dump that begins here; consumes its rank and PID."""
+        if pid is not None and self.pid not in (None, pid) and pid in self.listed:
+            self.rank = self.listed[pid]  # the heading above is that of another process
         pid = pid if pid is not None else self.pid if self.pid is not None else self.fixed.pid
         rank = self.fixed.rank if self.fixed.rank is not None else self.rank
         if rank is None:
@@ -336,6 +339,9 @@ class OwnerHints:
         if prompt.host is not None or not prompt.states_host:
             self.host = prompt.host or self.host
         self._remote = _ON_HOSTS.search(prompt.command) is not None
+        for item in loop_items(prompt.command):
+            if item.pid is not None and item.rank is not None:
+                self._list(item.pid, item.rank)
         rank = as_rank(prompt.name) if prompt.name else None
         comment = _COMMENT.search(prompt.command)
         if comment and rank is None and (said := _RANK.search(_OTHER_RANK.sub(" ", comment[0]))):
