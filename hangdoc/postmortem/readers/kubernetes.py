@@ -3,8 +3,9 @@
 Columns and states: Kubernetes 1.20 to 1.34 (pkg/printers/internalversion/printers.go, printPod;
 staging/src/k8s.io/kubectl/pkg/describe/describe.go). The main process of a container has PID 1 in it. Only what the
 text says of a pod is taken: a pod's number is no rank (the master of a PyTorchJob has none, its workers begin at 0),
-unless the text says so, or the logs of two pods confirm the order of a PyTorchJob (rank 0 is the master, worker N has
-rank N+1); RANK in the environment of its container is, and the rank that its log names.
+unless the text says so, or that it is a PyTorchJob and how many ranks a pod has (`_placement.pod_order`), or the logs
+of two pods confirm the order of a PyTorchJob (rank 0 is the master, worker N has rank N+1); RANK in the environment of
+its container is, and the rank that its log names.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hangdoc.evidence import End
@@ -116,7 +117,8 @@ class KubernetesReader:
         return bool(OPENING.search("\n".join(map(without_time, texts))))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
-        found = _Pods(source.name, placement_in(source).ordinal_is_rank)
+        placement = placement_in(source)
+        found = _Pods(source.name, placement.ordinal_is_rank, placement.ranks_of)
         for number, text in enumerate(text_lines(source, context), 1):
             found.feed(text, number)
         yield from found.pieces()
@@ -126,6 +128,7 @@ class KubernetesReader:
 class _Pods:
     source: str
     _ordinal_is_rank: bool = False  # the text says that the number of a pod is its rank
+    _stated: Callable[[str], Sequence[int]] = lambda pod: ()  # the ranks of a pod, if the text says all of them
     _columns: tuple[str, ...] = ()  # of a table that the user chose
     _table: bool = False
     _nodes: bool = False  # a table of nodes was begun
@@ -249,8 +252,11 @@ class _Pods:
 
     def _rank_of(self, pod: str) -> int | None:
         """The rank of a pod, if the text states it."""
+        if pod in self._ranks:
+            return self._ranks[pod]
         ordinal = _ORDINAL.fullmatch(pod) if self._ordinal_is_rank else None
-        return self._ranks.get(pod, int(ordinal[1]) if ordinal else None)
+        stated = self._stated(pod)
+        return int(ordinal[1]) if ordinal else stated[0] if len(stated) == 1 else None
 
     def _describe(self, name: str, value: str, number: int) -> None:
         pod = self._pod or ""
@@ -306,7 +312,11 @@ class _Pods:
         for pod, end in self._ends.items():
             if self._foreign(pod):
                 continue
-            yield Piece(ProcessRef(self._rank_of(pod), pod, 1), "end", end)
+            ranks = self._stated(pod) if self._rank_of(pod) is None else ()
+            for rank in ranks:
+                yield Piece(ProcessRef(rank, pod), "end", end)
+            if not ranks:
+                yield Piece(ProcessRef(self._rank_of(pod), pod, 1), "end", end)
 
     def _foreign(self, pod: str) -> bool:
         return len(self._listed) > 1 and self._listed[_job_of(pod)] == 1

@@ -21,6 +21,7 @@ from hangdoc.evidence import limits
 from hangdoc.postmortem.readers._host_names import NAME, is_host_name, prompt_of
 from hangdoc.postmortem.readers._placement.host_lists import HostLists
 from hangdoc.postmortem.readers._placement.node_order import NodeOrder
+from hangdoc.postmortem.readers._placement.pod_order import PodOrder
 from hangdoc.postmortem.readers._placement.statements import Seat
 from hangdoc.postmortem.readers._placement.tokens import may_be_host
 
@@ -98,6 +99,7 @@ class JobLayout:
     _other: bool = False
     _started: set[tuple[int, str]] = field(default_factory=set)  # node and host of launchers' command lines
     _order: NodeOrder = field(default_factory=NodeOrder)
+    _pods: PodOrder = field(default_factory=PodOrder)
     _lists: HostLists = field(default_factory=HostLists)
 
     def feed(self, text: str) -> None:
@@ -105,6 +107,7 @@ class JobLayout:
             self._mapped += [_mapped(*found.groups()) for found in islice(_MAPPED.finditer(text), MAX_MAPPED)]
         self._order.feed(text)
         self._lists.feed(text)
+        self._pods.feed(text)
         if "world_info" in text[:MAX_ENCODED] and (encoded := _WORLD_INFO.search(text[:MAX_ENCODED])):
             self._add_world(_hosts_in(encoded[1]))
         if len(text) > MAX_LINE:
@@ -183,6 +186,10 @@ class JobLayout:
             for node, host in self._order.numbers().items():
                 if node < limits.MAX_RANKS // size:
                     yield _block(host, node * size, size)
+        of_pod = size or self._pods.gpus
+        for node, pod in self._pods.numbers().items() if of_pod is not None else ():
+            if of_pod is not None and node < limits.MAX_RANKS // of_pod:
+                yield _block(pod, node * of_pod, of_pod)
         nodes = {(seat.nodes[0], seat.host) for seat in stated if len(seat.nodes) == 1 and seat.host and not seat.ranks}
         nodes |= {(node, host) for node, host in self._started if len(self._started) > 1}
         if size is not None and len({node for node, _ in nodes}) == len({host for _, host in nodes}) == len(nodes):

@@ -1,0 +1,56 @@
+"""The order of the pods of a PyTorchJob: node 0 is the master, node N+1 is worker N.
+
+Kubeflow's training operator (pkg/controller.v1/pytorch/envvar.go) sets RANK, or PET_NODE_RANK of torchrun, so. With an
+elastic policy, the rendezvous numbers the nodes. A text has to say that the pods are of such a job: other operators
+use the same names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MAX_LINE = 600  # characters
+MAX_PODS = 4096
+_JOB = re.compile(r"\bpytorch-?jobs?\b|\bPET_NODE_RANK\b", re.IGNORECASE)
+_ELASTIC = re.compile(r"\brdzv|PET_RDZV|elastic_?policy|max_?restarts", re.IGNORECASE)
+_POD = re.compile(
+    r"(?<![\w.-])(?P<job>[a-z0-9](?:[a-z0-9-]{0,80}[a-z0-9])?)-(?P<role>master|worker)-(?P<number>\d{1,4})(?![\w-])"
+)
+_GPUS = re.compile(r"\b(?:nvidia|amd)\.com/gpu\"?: {1,8}\"?(\d{1,3})\b")  # the limit of a container
+
+
+@dataclass(slots=True)
+class PodOrder:
+    """Takes the lines of a text in order."""
+
+    _named: bool = False
+    _elastic: bool = False
+    _pods: dict[str, tuple[str, int]] = field(default_factory=dict)  # pod -> job, node
+    _gpus: set[int] = field(default_factory=set)
+
+    def feed(self, text: str) -> None:
+        if len(text) > MAX_LINE:
+            return
+        self._named = self._named or _JOB.search(text) is not None
+        self._elastic = self._elastic or _ELASTIC.search(text) is not None
+        if "com/gpu" in text and (gpus := _GPUS.search(text)):
+            self._gpus.add(int(gpus[1]))
+        if "-worker-" not in text and "-master-" not in text:
+            return
+        for pod in _POD.finditer(text):
+            if len(self._pods) < MAX_PODS:
+                self._pods[pod[0]] = pod["job"], int(pod["number"]) + (pod["role"] == "worker")
+
+    @property
+    def gpus(self) -> int | None:
+        """GPUs of each pod."""
+        return next(iter(self._gpus)) if len(self._gpus) == 1 and 0 not in self._gpus else None
+
+    def numbers(self) -> Mapping[int, str]:
+        """Node -> pod. Empty: the text does not say that it is such a job, or has pods of several jobs."""
+        of_one = len({job for job, _ in self._pods.values()}) == 1
+        found = {node: pod for pod, (_, node) in self._pods.items()}
+        whole = len(found) == len(self._pods) > 1 and 0 in found
+        return found if self._named and of_one and whole and not self._elastic else {}
