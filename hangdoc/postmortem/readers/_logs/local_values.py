@@ -2,7 +2,7 @@
 
 `local grad norm per rank: [0.81, nan, 0.80]`, `{0: 0.81, 6: nan}`, a table with a row for each rank, rows of numbers
 behind a rank or a file of its own (`rank6  9140  nan  65536`). Only values that are no numbers are of interest, and the
-numbers beside them.
+numbers beside them. A table with a column for each rank needs a title: pandas prints NaN for what was not measured.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 MAX_VALUES = 4_096
-MAX_CELLS = 32
+MAX_CELLS = 80
 MAX_TEXT = 8_000  # characters of a line
 LEAST = 3  # ranks of a list
+MAX_BELOW_TITLE = 3  # lines between what says what the values of a table are, and its head
 
 _VALUE = r"[+-]?(?:nan|inf(?:inity)?|\d{1,9}(?:\.\d{1,17})?(?:e[+-]?\d{1,3})?)"
 _NAME = re.compile(
@@ -32,6 +33,12 @@ _PAIR = re.compile(
 _MAYBE_HEAD = re.compile(r"\brank|\brk\b", re.IGNORECASE)
 _RANK_HEAD = re.compile(r"(?:global[ _]?)?(?:rank|rk)(?:[ _]?id)?|#rank", re.IGNORECASE)
 _STEP_HEAD = re.compile(r"(?:global[ _]?)?(?:step|iter(?:ation)?|it)", re.IGNORECASE)
+# The head of a table with a column for each rank, and the line above it that says what its values are.
+_RANK_COLUMN = re.compile(r"(?:global[ _]?)?(?:rank|rk|r)[ _:#=-]{0,2}(\d{1,6})", re.IGNORECASE)
+_TITLE = re.compile(
+    r"(?<![A-Za-z])(?:loss(?:es)?|grad(?:ient)?s?[ _.-]{0,2}(?:l2[ _-]?)?norms?|g[ _-]?norms?)(?![A-Za-z])",
+    re.IGNORECASE,
+)
 _RANK_CELL = re.compile(r"(?:rank|rk|r)?[ _=:-]?(\d{1,6})", re.IGNORECASE)
 _RULE = re.compile(r"[\s|+:=\u2500-\u257f-]{3,}")
 # `rank6 9140 NaN 65536`, `[rank2]: 5121,nan`, `loss_rank2.csv: 5120,0.088  5121,nan`: numbers alone, a step first.
@@ -65,6 +72,13 @@ class LocalValues:
 
     _columns: list[str] = field(default_factory=list)  # of a table that has begun
     _line: int = 0  # of its head
+    _title: str = ""  # what the values of a table below are
+    _untitled: int = 0  # lines since
+    _ranks: dict[int, int] = field(default_factory=dict)  # column -> rank, in a table with a column for each
+    _width: int = 0  # columns of it
+    _steps: int | None = None  # its column of steps
+    _first_nan: dict[int, LocalValue] = field(default_factory=dict)  # of a rank: perhaps no value was logged yet
+    _lasting: set[int] = field(default_factory=set)  # ranks with nan in two rows
     _kept: int = 0
 
     def feed(self, text: str, number: int) -> Iterator[LocalValue]:
@@ -72,6 +86,7 @@ class LocalValues:
             return
         rows = self._row(text.translate(_BARS), number) if self._columns or _MAYBE_HEAD.search(text) else ()
         found = list(rows) or list(_listed(text, number)) or list(_numbered(text, number))
+        found = found or list(self._across(text.translate(_BARS), number))
         self._kept += len(found)
         yield from found
 
@@ -93,6 +108,39 @@ class LocalValues:
         for head, cell in by_head.items():
             if _NAME.search(head) and re.fullmatch(_VALUE, cell, re.IGNORECASE):
                 yield LocalValue(_plain(head), cell.lower(), int(rank[1]), step, self._line)
+
+    def _across(self, text: str, number: int) -> Iterator[LocalValue]:
+        """A row of a table with a column for each rank."""
+        if _RULE.fullmatch(text):
+            return
+        if title := _TITLE.search(text):
+            self._title, self._untitled = _plain(title[0]), 0
+        elif text.strip():
+            self._untitled += 1
+        if not self._ranks and (not self._title or self._untitled > MAX_BELOW_TITLE):
+            return
+        cells = _cells(text)
+        if not self._ranks or len(cells) != self._width:
+            heads = [_RANK_COLUMN.fullmatch(cell) for cell in cells]
+            ranks = {at: int(head[1]) for at, head in enumerate(heads) if head}
+            several = len(ranks) >= LEAST and len(set(ranks.values())) == len(ranks)
+            self._ranks, self._width, self._line = ranks if several else {}, len(cells), number
+            self._first_nan, self._lasting = {}, set()
+            self._steps = next((at for at, cell in enumerate(cells) if _STEP_HEAD.fullmatch(cell)), None)
+            return
+        step = int(cells[self._steps][:9]) if self._steps is not None and cells[self._steps].isdecimal() else None
+        values = {rank: cells[at] for at, rank in self._ranks.items()}
+        if all(re.fullmatch(_VALUE, value, re.IGNORECASE) for value in values.values()):
+            for rank, value in values.items():
+                one = LocalValue(self._title, value.lower(), rank, step, number)
+                before = self._first_nan.pop(rank, None)
+                if one.value != "nan" or step is None or rank in self._lasting:
+                    yield one
+                elif before is None:
+                    self._first_nan[rank] = one
+                else:
+                    self._lasting.add(rank)
+                    yield from (before, one)
 
 
 def _cells(text: str) -> list[str]:
