@@ -361,18 +361,24 @@ def _share(values: Sequence[Figure]) -> dict[str, Any]:
     """
     shown: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     counts: dict[tuple[str, int], int] = defaultdict(int)
+    later: set[tuple[str, int]] = set()  # lines of a later step
     for one in values:
         if one.timed:
             shown[one.owner, one.line][one.kind].append(float(one.value))
             counts[one.owner, one.line] = one.count
-    steps: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
+            if one.step is not None and one.step > FIRST_STEP:
+                later.add((one.owner, one.line))
+    begun: set[str] = set()  # owners of which a line was read
+    counted: list[tuple[float, float, int]] = []
     for (owner, line), kinds in shown.items():
         data = kinds["input"][0] if kinds["input"] else 0.0
         parts = sum(sum(kinds[part]) for part in PARTS)
         if kinds["input"] and (kinds["step"] or parts):
             step = kinds["step"][0] if kinds["step"] else data + parts
-            steps[owner].append((data, step if data <= step else data + step, counts[owner, line]))
-    counted = [one for of_owner in steps.values() for at, one in enumerate(of_owner) if at or one[2] != 1]
+            one_step = data, step if data <= step else data + step, counts[owner, line]
+            if owner in begun or one_step[2] != 1 or (owner, line) in later:
+                counted.append(one_step)
+            begun.add(owner)
     weights = [count or 1 for _, _, count in counted]  # a list of sums or means counts once
     total = sum(step * weight for (_, step, _), weight in zip(counted, weights, strict=True))
     waited = sum(data * weight for (data, _, _), weight in zip(counted, weights, strict=True))

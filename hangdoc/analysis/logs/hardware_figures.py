@@ -214,7 +214,22 @@ def _idle(values: Mapping[str, list[Figure]]) -> tuple[list[tuple[str, str]], st
     busy = [gpu for gpu, share in used.items() if share >= BUSY_GPU]
     if len(idle) != 1 or len(busy) < COMPARABLE_RANKS - 1 or len(busy) + 1 < len(used):
         return [], None
+    if _takes_turns(idle[0], values["gpu utilisation"]):
+        return [], None
     return [("gpu", idle[0])], f"{called('gpu', idle[0])} is at {used[idle[0]]:.0f} %, the other {len(busy)} are busy"
+
+
+def _takes_turns(gpu: str, utilisation: Iterable[Figure]) -> bool:
+    """True if in another sample this GPU was busy and another one idle: they wait for each other in every step."""
+    samples: dict[str, list[float]] = defaultdict(list)
+    for one in utilisation:
+        samples[one.owner].append(float(one.value))
+    own = samples.pop(gpu)
+    return any(
+        share <= IDLE_GPU and mine >= BUSY_GPU
+        for other in samples.values()
+        for share, mine in zip(other, own, strict=False)
+    )
 
 
 def _busy(values: Mapping[str, list[Figure]]) -> tuple[list[tuple[str, str]], str | None]:

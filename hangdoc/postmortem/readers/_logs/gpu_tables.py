@@ -14,6 +14,7 @@ from hangdoc.evidence.figures import Figure
 from hangdoc.postmortem.readers._nvidia_smi_rows import detail, detail_gpu, gpu_row, is_slowdown, picked_gpu, state_row
 
 MAX_GPUS = 4_096
+MAX_QUERIES = 16  # of one command
 UTILISATION, CLOCK, POWER, LIMIT, TEMPERATURE, SLOWED = (
     "gpu utilisation", "gpu clock", "gpu power", "gpu power limit", "gpu temperature", "gpu slowed",
 )  # fmt: skip
@@ -57,6 +58,7 @@ class GpuTables:
     host: str = ""
     _columns: list[str] = field(default_factory=list)  # of --query-gpu
     _before: list[str] = field(default_factory=list)  # the columns of the last query
+    _queries: list[list[str]] = field(default_factory=list)  # columns of each query of the last command
     _heads: list[str] = field(default_factory=list)  # of dmon, rocm-smi, amd-smi, dcgmi
     _gpu: str = ""  # that the next lines describe
     _picked: str = ""  # the only GPU that the last command asks for
@@ -84,8 +86,9 @@ class GpuTables:
             self._columns = self._everywhere
 
     def _figures(self, text: str, number: int) -> Iterator[Figure]:
-        if query := _QUERY.search(text):
-            self._columns, self._row = query[1].split(","), 0
+        if queries := _QUERY.findall(text):
+            self._queries = [query.split(",") for query in queries[:MAX_QUERIES]]
+            self._columns, self._row = self._queries[0], 0
             self._everywhere = self._columns if _ON_HOSTS.search(text) else []
             return
         if "nvidia-smi" in text:
@@ -95,6 +98,8 @@ class GpuTables:
                 self._gpu = self._picked
                 return
         cells = [cell.strip() for cell in text.split(",")]
+        if self._columns and len(cells) != len(self._columns) and cells[0].isdecimal():  # the next query has no head
+            self._columns = next((one for one in self._queries if len(one) == len(cells)), self._columns)
         if len(cells) > 1 and all(map(_FIELD.match, cells)):
             self._columns, self._row = [cell.split(" ")[0] for cell in cells], 0
         elif self._columns and len(cells) == len(self._columns):
