@@ -25,7 +25,9 @@ FINITE, NONFINITE = "finite", "nonfinite"  # begin of the names of losses and of
 SETTINGS = ("setting", "model setting")  # begin of the names of what a job, and what a model, has once
 SAMPLES = "samples"
 OWN = (SAMPLES, "data", "loss before the reduction")  # names of what ranks should not have in common
+SEED = "seed of the sampler"  # its name: of one that splits the samples among the ranks
 ALONE = "world size 1"  # its name, if the line says that the process is the only one
+MAX_SHOWN = 8  # ranks in a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class PrintedJob:
     usual: str | None = None  # the value of most ranks; None: there is none
     apart_runs: bool = False  # nothing shows that those of `alone` belong to one job: no rank, no launcher
     same: str | None = None  # what each rank should have of its own, and all have in common: "samples 14, 3, 9"
+    seeds: str | None = None  # of the samplers that split the samples, if they differ: "7 on rank 0, 8 on rank 1"
     alone: int = 0  # processes that print a world size of 1, if there are several
 
 
@@ -68,9 +71,9 @@ class PrintedDetector(Detector[PrintedFacts, PrintedJob]):
         found = PrintedJob(alone=len(alone) if several else unnumbered, apart_runs=not several and not tasks)
         slow, nonfinite = _slow(logs), _nonfinite(logs)
         nothing |= {key: PrintedFacts(None, None, nonfinite.get(key), slow.get(key)) for key in {*slow, *nonfinite}}
-        found = replace(found, same=_same(logs))
+        found = replace(found, same=_same(logs), seeds=_seeds(case, logs))
         for (name, step, _), values in sorted(_by_name(logs).items(), key=lambda item: -(item[0][1] or 0)):
-            if len(values) < 2 or name.startswith((SECONDS, FINITE, NONFINITE, *OWN)) or not _differ(values):
+            if len(values) < 2 or name.startswith((SECONDS, FINITE, NONFINITE, SEED, *OWN)) or not _differ(values):
                 continue
             (usual, count), *others = Counter(values.values()).most_common()
             # A job has one setting: with a third value, each rank has its own by design, as its part of a model.
@@ -127,6 +130,17 @@ def _same(logs: JobLogs) -> str | None:
         several = len(set(values_of)) > 1
         if (several and len(values_of) > apart[name]) or (name == SAMPLES and not apart[name]):  # else by design
             return f"{name}: {values_of[0]}"
+    return None
+
+
+def _seeds(case: Case, logs: JobLogs) -> str | None:
+    """The seeds of the samplers that split the samples, each with its ranks, if they differ."""
+    for (name, *_), values in _by_name(logs).items():
+        if name != SEED or len(set(values.values())) < 2:
+            continue
+        ranks = {case.ranks[key].target.rank: seed for key, seed in values.items()}
+        numbered = sorted((rank, seed) for rank, seed in ranks.items() if rank is not None)
+        return ", ".join(f"{seed} on rank {rank}" for rank, seed in numbered[:MAX_SHOWN])
     return None
 
 

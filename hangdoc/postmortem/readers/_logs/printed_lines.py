@@ -25,6 +25,7 @@ CHECKPOINT = "checkpoint"  # where a rank resumed from
 SAMPLES, DATA, LOCAL_LOSS = "samples", "data", "loss before the reduction"  # what ranks should not have in common
 FAREWELL = "farewell"  # by this line a rank ends its training
 EPOCH_END = "end of epoch"  # by this line a rank says that its loop over the batches is over
+SEED = "seed of the sampler"  # of one that splits the samples among the ranks
 ALONE = "world size 1"  # by this line a process says that it is the only one
 # Begins of names.
 METRIC = "metric"  # a result
@@ -125,9 +126,17 @@ _SETTING = re.compile(
     r"[\"']?\s?[:=]\s?[\"']?(?P<value>\([\d, ]{1,40}\)|\[[\d, x]{1,40}\]|[\w.+-]{1,80})",
     re.IGNORECASE,
 )
+# `DistributedSampler(num_replicas=4, rank=1, seed=17)`: the seed must be the same on every rank
+# (torch/utils/data/distributed.py).
+_SAMPLER = re.compile(
+    r"\b(?:distributed[ _-]?\w{0,30}[ _-]?sampler|\w{0,40}sampler(?=.{0,200}\bnum_replicas))\b.{0,200}?"
+    r"(?<![A-Za-z])(?:(?:base|shuffle|sampler)[ _]?)?seed[\"']?\s?(?:[:=]\s?|is )?(?P<value>\d{1,20})\b",
+    re.IGNORECASE,
+)
+_EPOCH = re.compile(r"\bepoch[\"']?\s?[:=#]?\s?(\d{1,6})\b", re.IGNORECASE)
 # What a line with a checkpoint, a setting or an ordered list has, in any case.
 MAYBE_START_VALUE = re.compile(
-    r"resum|restor|load|initiali|continu|commit|sha|rev|hash|md5|check ?sum|digest|fingerprint|version|size|len"
+    r"sampler|resum|restor|load|initiali|continu|commit|sha|rev|hash|md5|check ?sum|digest|fingerprint|version|size|len"
     r"|num|classes|labels|vocab|columns|features|param|emb|lr\b|rate|acc|precision|dtype|steps|epochs",
     re.IGNORECASE,
 )
@@ -241,6 +250,10 @@ def start_values_in(line: Line, number: int, step: int | None, with_loss: bool =
         name = " ".join(re.sub(r"[_.-]", " ", match["name"]).lower().split())
         value = match["value"].rstrip(".").lower()
         yield PrintedValue(f"{begin} {name}", value, step, text, number, line.at, form=_form(text))
+    if "ampler" in text and (sampler := _SAMPLER.search(text)):
+        epoch = _EPOCH.search(text)
+        of_epoch = int(epoch[1]) if epoch else None  # some add its number to the seed
+        yield PrintedValue(SEED, sampler["value"], of_epoch, text, number, line.at, form=_form(text))
     if not with_loss and (listed := _ITEMS.search(text)) and (ordered := _ORDERED.search(text, 0, listed.start())):
         name, form = f"{SETTING} {ordered['name'].lower()}", _form(text[: listed.start()])
         yield PrintedValue(name, listed["items"], None, text, number, line.at, form=form)
