@@ -1,7 +1,8 @@
 """Analysis `prompts`: the rank waits for a person to type.
 
 A debugger, an interpreter or a password prompt shows in the frames. For any other prompt the kernel has to show that
-the thread waits for a terminal: what comes through a pipe on standard input may be data or requests of a program.
+the thread waits for a terminal: what comes through a pipe on standard input may be data or requests of a program. Once
+the job has ended, the last line of a rank has to do.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ def _facts(case: Case, key: Key) -> PromptFacts:
         return UNSEEN  # another thread computes, and this one may only take commands for it
     thread = judged_thread(case, key)
     tid = thread.stack.tid if thread is not None else key[1]
+    if io is None and stack.op == "input" and stack.leaf == stack.site:
+        return PromptFacts("input", None, key[1], stuck=True)
     call = next((call for call in own if call.tid == tid), None)
     if call is not None:
         return PromptFacts("input" if stack.op == "input" else "read", call.path, key[1], stuck=True)

@@ -108,3 +108,10 @@ def test_a_program_that_the_rank_waits_for_asks(stage: Stage) -> None:
     found = prompt(stage, at(IN_RUN), OF_GIT)
     assert (found.kind, found.terminal, found.pid, found.helper) == ("read", "/dev/tty", 900, "git")
     assert prompt(stage, at([]), OF_GIT) == PromptFacts()
+
+
+def test_of_an_ended_job_the_line_decides(stage: Stage) -> None:
+    """No call was seen: only the last stack of each rank is left."""
+    last, other = (stage.facts([At([at]), in_c10d("barrier", MEETS)]).ranks[0].prompt for at in (ASKS, READS))
+    assert (last.kind, last.terminal, last.stuck) == ("input", None, True)
+    assert other == PromptFacts()
