@@ -21,11 +21,11 @@ from typing import Any
 
 from hangdoc.evidence import Frame, Stack, Stacks, Target
 from hangdoc.evidence.locks import Holding, Locks, LockWait
-from hangdoc.introspect.attributes import attributes
+from hangdoc.introspect.attributes import attributes, levels
 from hangdoc.introspect.interpreter import lookup
 from hangdoc.introspect.memory import Memory, Unreadable
-from hangdoc.introspect.module_globals import MODULE_DICT, Places
-from hangdoc.introspect.objects import Objects, within
+from hangdoc.introspect.module_globals import MODULE_DICT, Place, Places
+from hangdoc.introspect.objects import Objects
 from hangdoc.introspect.source_files import Sources
 from hangdoc.introspect.source_records import Guards, guards
 from hangdoc.system import procfs
@@ -152,20 +152,21 @@ class _Look:
     known: dict[tuple[int, int, int | None], _Near] = field(
         default_factory=dict
     )  # locks near an object, as far as read
+    place: Place | None = None  # once found: the search takes longer than all other reads
 
     def lock(self, frame: Frame, name: str, semaphore: int) -> tuple[bool, int | None] | None:
         """Whether the lock of that name is an RLock, and its owner; None: it has another semaphore."""
-        root = self._root(frame, name)
-        if root is None:
+        root, place = self._root(frame, name), self._place()
+        if root is None or place is None:
             return None
         named = self._attribute(root, name)
         # A Condition wraps its lock. If an attribute cannot be read by name, each lock that far from the root counts.
         hops = 1 + ("[" in name if named else len(_ACCESS.findall(name)))
         key = (named or root, hops, self._index(frame, name))
         if key not in self.known:
-            self.known[key] = {}, within(self.memory, key[0], hops)
-        locks, levels = self.known[key]
-        while semaphore not in locks and (level := next(levels, None)) is not None:
+            self.known[key] = {}, levels(self.memory, place.interpreter, key[0], hops)
+        locks, further = self.known[key]
+        while semaphore not in locks and (level := next(further, None)) is not None:
             locks.update(self._locks(level if key[2] is None else self._items(level, key[2])))
         reentrant, owner = locks.get(semaphore, (None, 0))
         return None if reentrant is None else (reentrant, self._owner(owner) if reentrant else None)
@@ -204,7 +205,7 @@ class _Look:
         same_name = _last_name(name) == _last_name(wait.name)
         unknown_item = "[" in name and self._index(frame, name) is None  # some lock in a dict
         root = self._root(frame, name)
-        if unknown_item or root is None:
+        if unknown_item or root is None or self._place() is None:
             return None if same_name and not (unknown_item and own) else False
         if _ACCESS.search(name) and not same_name and self._attribute(root, name) is None:
             return False
@@ -214,8 +215,8 @@ class _Look:
         """The object that a dotted name leads to from the object of its first part; None: not readable by name."""
         address = root
         for part in name.partition("[")[0].split(".")[1:]:
+            place = self._place()
             try:
-                place = self.places.find((self.target.pid, self.target.start_ticks), self.memory)
                 found = attributes(self.memory, place.interpreter, address).get(part) if place else None
             except (Unreadable, struct.error):
                 return None
@@ -231,10 +232,10 @@ class _Look:
         return local or self._global(frame.file, first)
 
     def _global(self, file: str, name: str) -> int | None:
+        place = self._place()
+        if place is None:
+            return None
         try:
-            place = self.places.find((self.target.pid, self.target.start_ticks), self.memory)
-            if place is None:
-                return None
             parts = PurePath(file).with_suffix("").parts
             called = {".".join(parts[-n:]) for n in range(1, len(parts))} | {"__main__", "__mp_main__"}
             modules = lookup(self.memory, place.interpreter, place.modules(self.memory), called)
@@ -245,6 +246,13 @@ class _Look:
         except Unreadable:
             pass
         return None
+
+    def _place(self) -> Place | None:
+        """Where `sys.modules` is; None: unknown interpreter, or not readable."""
+        if self.place is None:
+            with suppress(Unreadable):
+                self.place = self.places.find((self.target.pid, self.target.start_ticks), self.memory)
+        return self.place
 
     def _owner(self, pthread: int) -> int | None:
         """TID of this pthread_t; 0: the thread has ended; None: unknown layout of the C library."""

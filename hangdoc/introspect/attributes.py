@@ -8,13 +8,17 @@ Sources: Objects/dictobject.c, Include/internal/pycore_dict.h, Include/cpython/o
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import suppress
 
 from hangdoc.introspect.interpreter import Interpreter, read_dict
 from hangdoc.introspect.memory import Memory, Unreadable
-from hangdoc.introspect.objects import MANAGED_DICT, Objects
+from hangdoc.introspect.objects import DICT, MANAGED_DICT, Objects, Type
 
 MAX = 256  # attributes or items of an object
+_FOLLOWED = 64  # objects of a level
 
+_OBJECT = 16  # bytes of PyObject_HEAD
 _BASIC_SIZE, _DICT_OFFSET = 32, 288  # in PyTypeObject: tp_basicsize, tp_dictoffset
 _CACHED_KEYS = {(3, 11): 872}  # offset of ht_cached_keys in PyHeapTypeObject
 _CACHED_KEYS_SINCE_312 = 880
@@ -49,6 +53,34 @@ def attributes(memory: Memory, interpreter: Interpreter, address: int) -> dict[s
 def items(memory: Memory, interpreter: Interpreter, address: int) -> dict[str, int]:
     """Addresses of a dict's values, by key, of those whose key is a short ASCII string. Raises as `attributes`."""
     return _named(memory, interpreter, read_dict(memory, interpreter, address) or [])
+
+
+def levels(memory: Memory, interpreter: Interpreter, address: int, hops: int) -> Iterator[list[int]]:
+    """Objects up to `hops` attributes or items from `address`, one list for each hop. Raises Unreadable.
+
+    Unlike `objects.within`, it reads no table beyond its end, where other objects have theirs.
+    """
+    level, known = [address], {address}
+    yield level
+    for _ in range(hops):
+        near: list[int] = []
+        for source, (kind, _) in list(Objects(memory).heads(level).items())[:_FOLLOWED]:
+            with suppress(Unreadable, struct.error):
+                near += _members(memory, interpreter, source, kind)
+        level = [target for target in dict.fromkeys(near) if target not in known]
+        known.update(level)
+        yield level
+
+
+def _members(memory: Memory, interpreter: Interpreter, address: int, kind: Type) -> list[int]:
+    """Addresses of an object's items, or else of its attributes and of what else its body points to."""
+    if kind.name in ("list", "tuple"):
+        return Objects(memory).items(address, MAX)
+    if kind.flags & DICT:
+        return [value for _, value in (read_dict(memory, interpreter, address) or [])[:MAX]]
+    named = attributes(memory, interpreter, address).values()
+    slots = min((kind.extent or 0) - _OBJECT, 8 * MAX) // 8
+    return [*named, *(memory.words(address + _OBJECT, slots) if slots > 0 else ())]
 
 
 def _inline(memory: Memory, interpreter: Interpreter, keys: int, values: int) -> list[tuple[int, int]]:

@@ -56,12 +56,12 @@ def test_lock_waits_and_holders(python: str) -> None:
     names = {tid: name for name, tid in program.said.items()}
     found = {names[w.tid]: (w.name, w.reentrant, names.get(w.owner or -1, w.owner)) for w in seen.waits}
     assert found == WAITS
-    assert all(wait.found for wait in seen.waits)
+    assert [wait for wait in seen.waits if not wait.found] == []
     assert {names.get(tid) for tid in seen.parked} == {*WAITS, "queued", "joining"}
     waiting = {wait.semaphore: names[wait.tid] for wait in seen.waits}
     held = {waiting[h.semaphore]: (names[h.tid], h.function, h.name) for h in seen.holdings}
     assert held == HELD
-    assert all(holding.found and holding.file.endswith("locks_program.py") for holding in seen.holdings)
+    assert [h for h in seen.holdings if not h.found or not h.file.endswith("locks_program.py")] == []
 
 
 def test_what_has_not_moved_is_not_read_again() -> None:
