@@ -192,7 +192,8 @@ def _status(facts: Facts, findings: Sequence[Finding]) -> str:
         moves = (
             stall.settled and not stall.stalled and facts.job.progress.changed and _culprits_move(facts, findings[0])
         )
-        if findings[0].status == "failed" and stall.stalled:  # its peers have not noticed yet
+        peers_wait = stall.stalled or facts.job.mesh.in_vain  # they have not noticed yet
+        if findings[0].status == "failed" and peers_wait:
             return "stalled"
         if findings[0].status == "stalled" and findings[0].cls == "input_stall" and stall.settled and not stall.stalled:
             return "slow"  # the blocked input still delivers a little
@@ -204,7 +205,7 @@ def _status(facts: Facts, findings: Sequence[Finding]) -> str:
     if facts.job.exit.well:
         return "healthy"
     unsettled = not stall.settled or stall.hidden or facts.job.startup.unnamed or not stall.progressed
-    if unsettled or _gone(facts) or _no_ranks(facts) or _absent(facts) or undecided_ranks(facts):
+    if unsettled or _gone(facts) or _no_ranks(facts) or _absent(facts) or _joining(facts) or undecided_ranks(facts):
         return "unknown"
     return "healthy"
 
@@ -290,7 +291,8 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
         if facts.job.logs.read and not facts.job.stall.waiting:
             return _logs_note(facts)
         none = "no process group yet: not a training rank, or a rank that is still starting" if _no_ranks(facts) else ""
-        return _exit_note(facts) or none or _absent_note(facts) or _undecided_note(facts) or _unproved_note(facts)
+        notes = _absent_note, _undecided_note, _joining_note, _unproved_note
+        return _exit_note(facts) or none or next((text for note in notes if (text := note(facts))), "")
     period = facts.job.progress.period_s
     steps = any(rank.progress.completed or rank.progress.advanced or rank.network.moving for rank in facts.ranks)
     return f"a step every {seconds(period)}" if period is not None and steps else _activities(facts.ranks)
@@ -376,6 +378,23 @@ def _absent_note(facts: Facts) -> str:
         f"{name_processes(absent)} {'have' if many else 'has'} kept other ranks waiting for {waited}, {doing}{where}; "
         f"hangdoc cannot tell whether {'they' if many else 'it'} will continue"
     )
+
+
+def _joining(facts: Facts) -> list[RankFacts]:
+    """Ranks in init_process_group: whatever the others do meanwhile, the job has not formed, and it may never."""
+    return [rank for rank in facts.ranks if rank.startup.waits and not rank.startup.agent]
+
+
+def _joining_note(facts: Facts) -> str:
+    """What the ranks do that keep others waiting in init_process_group, if they make progress."""
+    joining = _joining(facts)
+    if not joining or not facts.job.stall.progressed:
+        return ""
+    waited_s = facts.job.startup.waited_s
+    since = f", for at least {seconds(waited_s)}" if waited_s is not None else ""
+    verb = "waits" if len(joining) == 1 else "wait"
+    others = [rank for rank in facts.ranks if rank not in joining]
+    return f"{name_processes(joining)} {verb} for the job to form{since}; {_activities(others)}".removesuffix("; ")
 
 
 def undecided_ranks(facts: Facts) -> list[RankFacts]:

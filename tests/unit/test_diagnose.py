@@ -85,6 +85,19 @@ def test_a_difference_in_too_few_looks_is_neither_healthy_nor_a_finding(stage: S
     )
 
 
+def test_a_job_that_has_not_formed_is_not_healthy(stage: Stage) -> None:
+    """A rank makes steps of its own, as one that was started again may do while its peers wait for it in vain."""
+    joining = in_c10d("init_process_group", ("serve", 6))
+    dry_run = [
+        At((("train", 10),), variables={"train": [number("step", n)]}, state="R", cpu_s=n * 5.0) for n in range(4)
+    ]
+    verdict = judge().verdict(stage.facts(*[[joining, joining, at] for at in dry_run], every_s=5.0))
+    assert (verdict.status, verdict.findings) == ("unknown", ())
+    assert verdict.note == (
+        "ranks 0-1 wait for the job to form, for at least 15 s; rank 2: compute at train (job.py:10)"
+    )
+
+
 def test_a_spin_is_no_progress(stage: Stage) -> None:
     spins = [At((("serve", 4),), state="R", cpu_s=n * 5.0) for n in range(4)]
     verdict = judge().verdict(stage.facts(*[[spin, WAITING] for spin in spins], every_s=5.0))

@@ -26,9 +26,10 @@ from hangdoc.analysis.startup.advertised_addresses import (
     rank_address,
     unknown_to_gloo,
 )
+from hangdoc.analysis.startup.rendezvous import arrival
 from hangdoc.analysis.thresholds import ARRIVED_S, UNANSWERED_S
 from hangdoc.discovery.environment import on_loopback
-from hangdoc.evidence import Connection, Environ, Process, Sockets
+from hangdoc.evidence import Connection, Environ, Process, ProcessGroups, Sockets
 from hangdoc.evidence.network import Firewall, InterfaceAddresses
 from hangdoc.evidence.rendezvous import Advertised, Mesh
 from hangdoc.evidence.stacks import making_group
@@ -60,6 +61,9 @@ class MeshFacts:
     tried: tuple[str, ...] = ()  # addresses of peers that do not answer: "10.0.0.1:4711 (rank 0)"
     tried_s: float | None = None  # for how long, at least
     ended: bool = False  # it failed
+    # It lacks an interface, and was started after its peers had begun to wait: restarted, it will fail again.
+    late: bool = False
+    age_s: float | None = None  # of its process, if it is late
     answers: bool | None = None  # one of these peers is alive and listens
     rules: tuple[str, ...] = ()  # firewall rules of its host that dropped or rejected packets
     refuses: bool | None = None  # one of these rules rejects connections
@@ -82,6 +86,7 @@ class MeshJob:
     """The group as a whole."""
 
     pending: bool = False  # they have not waited long enough to be stuck
+    in_vain: bool = False  # they wait for a rank that will fail as soon as it joins
     met: bool | None = None  # they have the addresses of their peers; None: unknown
     far: bool = False  # the ranks are on several hosts
     lacking: tuple[int, ...] = ()  # ranks without an entry in the store
@@ -116,14 +121,14 @@ class MeshDetector(Detector[MeshFacts, MeshJob]):
         attempts = {key: unanswered_peers(case, key, endpoints) for key in making}
         hopeless = any(age >= UNANSWERED_S for every in attempts.values() for age in every.values())
         met = _met(case, making, attempts, lacking)
-        in_vain = hopeless or bool(ended) or (any(faults.values()) and not lacking and met is not False)
         settings = {place.setting for place in places.values()}
         present = {case.ranks[key].target.rank for key in making}
-        facts = {}
+        facts = {key: _facts(case, key, place, making.get(key)) for key, place in places.items()}
+        late = _late(case, facts)
+        in_vain = hopeless or bool(ended or late) or (any(faults.values()) and not lacking and met is not False)
         for key, place in places.items():
-            one = _facts(case, key, place, making.get(key))
             facts[key] = replace(
-                one,
+                facts[key],
                 fault=faults.get(key),
                 untold=place.setting is None and len(settings) > 1,
                 tried=tuple(attempts.get(key, ())),
@@ -132,6 +137,8 @@ class MeshDetector(Detector[MeshFacts, MeshJob]):
                 if key in attempts
                 else None,
                 ended=key in ended,
+                late=key in late,
+                age_s=late.get(key),
                 stuck=True if in_vain and key in making and (making[key] >= ARRIVED_S) else None,
             )
         return facts, _job(case, facts, unseen_ranks, around, entries, lacking, met)
@@ -164,6 +171,20 @@ def _facts(case: Case, key: Key, place: RankAddress, since: float | None) -> Mes
         else (),
         refuses=any(rule.refuses for rule in firewall.rules) if isinstance(firewall, Firewall) else None,
     )
+
+
+def _late(case: Case, facts: Mapping[Key, MeshFacts]) -> dict[Key, float]:
+    """Ranks that are still on their way to the group, cannot join it, and are younger (s) than the wait of a peer.
+
+    A script may correct the setting, so a first start proves nothing. A supervisor starts again what has failed.
+    """
+    waits = [arrival(case, key).waited_s or 0.0 for key, one in facts.items() if one.makes]
+    ages: dict[Key, float] = {}
+    for key, one in facts.items():
+        process, seen = case.record(key, "cpu"), isinstance(case.record(key, "groups"), ProcessGroups)
+        if one.lacks and seen and not one.makes and case.ranks[key].alive and isinstance(process, Process):
+            ages[key] = process.age_s
+    return {key: age_s for key, age_s in ages.items() if age_s < max(waits, default=0.0)}
 
 
 def _joined(case: Case, key: Key) -> bool:
@@ -205,6 +226,7 @@ def _job(
     ]
     return MeshJob(
         pending=bool(making) and not any(one.stuck for one in facts.values()),
+        in_vain=any(one.late for one in facts.values()) and any(one.stuck for one in facts.values()),
         met=met,
         far=around.far,
         lacking=lacking,

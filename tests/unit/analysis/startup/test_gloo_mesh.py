@@ -28,6 +28,7 @@ from hangdoc.evidence import (
 from hangdoc.evidence.network import Addresses, Firewall, InterfaceAddresses, Rule
 from hangdoc.evidence.rendezvous import Advertised, Mesh
 from hangdoc.evidence.stacks import MAKES_GROUP
+from tests.support.judge import judge
 
 C10D = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 PORT, LISTENS = 29500, 40000
@@ -238,6 +239,52 @@ def test_an_interface_that_the_host_lacks(told: str, lacks: tuple[str, ...]) -> 
 def test_a_group_member_lacks_no_interface() -> None:
     found = facts(One(0), One(1, told="ens5", dies=True, joined=True))
     assert (mesh(found)[1].lacks, mesh(found)[1].ended) == ((), False)
+
+
+def on_its_way(rank: int, age_s: float, told: str, **more: Any) -> One:
+    """A rank that still works in a loop of its own."""
+    threads = (ThreadCpu(100 + rank, "python", "R", 1.0),)
+    process = Process(100 + rank, 1, 0, "R", ("python",), None, None, age_s, 1.0, 1, threads)
+    stands = Stacks((Stack(100 + rank, "MainThread", (Frame("prepare", "/j.py", 3),)),))
+    return One(rank, told=told, records={"cpu": process, "stacks": stands}, **more)
+
+
+def test_a_restarted_rank_that_will_fail_again() -> None:
+    """It was started after its peers had begun to wait, and its host lacks the interface that it is told to use."""
+    found = facts(One(0), One(1), on_its_way(2, 3.0, "ens5"))
+    assert [(one.late, one.age_s, one.stuck) for one in mesh(found)] == [
+        (False, None, True),
+        (False, None, True),
+        (True, 3.0, None),  # it runs: it is never paused
+    ]
+    assert found.job.mesh.in_vain
+    assert not found.job.stall.stalled
+    verdict = judge().verdict(found)
+    (finding,) = verdict.findings
+    assert (verdict.status, finding.playbook, finding.confidence) == ("stalled", "interface-missing", "medium")
+    assert [one.rank for one in finding.culprits] == [2]
+    assert "rank 2 was started 3 s ago, after other ranks had begun to wait" in [one.text for one in finding.evidence]
+
+
+@pytest.mark.parametrize(
+    ("rank", "why"),
+    [
+        (on_its_way(2, 30.0, "ens5"), "its first start: the script may correct the setting"),
+        (on_its_way(2, 3.0, "eth0"), "its interface exists"),
+        (on_its_way(2, 3.0, "ens5", joined=True), "it is in a group"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_rank_that_may_still_join(rank: One, why: str) -> None:
+    found = facts(One(0), One(1), rank)
+    assert not any(one.late or one.stuck for one in mesh(found)), why
+    assert not found.job.mesh.in_vain
+    assert judge().verdict(found).findings == ()
+
+
+def test_peers_that_have_just_come_do_not_wait_in_vain_yet() -> None:
+    found = facts(One(0), One(1), on_its_way(2, 1.0, "ens5"), seconds=3)
+    assert (found.job.mesh.in_vain, found.job.mesh.pending) == (False, True)
 
 
 def test_rules_of_the_firewall() -> None:
