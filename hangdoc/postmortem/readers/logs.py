@@ -130,17 +130,24 @@ def _anchors_in(matched: MatchedLine, search: AnchorSearch, counts: dict[str, in
 def _events(matched: MatchedLine, line: Line, found: list[str]) -> Iterator[tuple[LinePattern, Line, re.Match[str]]]:
     """The events in a line; if it was hard-wrapped, in the line joined with the next ones."""
     kinds: set[str] = set()
+    joined: tuple[str, ...] = ()
     for pattern in (pattern for anchor in found for pattern in patterns_by_anchor()[anchor]):
         if pattern.kind in kinds:
             continue
         match = pattern.match.search(line.text)
         if match is None:
-            match = pattern.match.search(" ".join([line.text, *(text.strip() for text in matched.after(4))]))
-        if match is None:
-            match = pattern.match.search("".join([line.text, *(text for text in matched.after(4))]))
-        if match is not None and match.start() <= len(line.text):  # else it is one of the next lines
+            joined = joined or _with_next_lines(matched, line)
+            found_in = (pattern.match.search(text) for text in joined)
+            match = next((match for match in found_in if match and match.start() <= len(line.text)), None)
+        if match is not None:
             kinds.add(pattern.kind)
             yield pattern, line, match
+
+
+def _with_next_lines(matched: MatchedLine, line: Line) -> tuple[str, ...]:
+    """The line and those after it as one, as if it was wrapped between words, or anywhere."""
+    after = list(matched.after(4))
+    return " ".join([line.text, *(text.strip() for text in after)]), "".join([line.text, *after])
 
 
 @cache

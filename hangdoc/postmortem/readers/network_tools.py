@@ -189,13 +189,15 @@ def _read_line(reading: _Reading, text: str) -> None:
         text = found[2]
     elif found := _BARE_PROMPT.match(text):
         text = found[1]
-    if counting := set(_COUNTING.findall(text)):
+    if "ethtool" in text and (counting := set(_COUNTING.findall(text))):
         reading.counted = counting.pop() if len(counting) == 1 else ""
-    if loop := _LOOP.search(text):
+    if "for " in text and (loop := _LOOP.search(text)):
         reading.looped = frozenset(filter(_is_host, loop[1].split()))
-    if asked := _ASKED.search(text) or _ASKED_PORT.search(text):
+    if ("version" in text and (asked := _ASKED.search(text))) or (
+        "/sys/class/net/" in text and (asked := _ASKED_PORT.search(text))
+    ):
         reading.asked = next(name for name in asked.groups() if name)
-    if ibstat := _IBSTAT.search(text):
+    if "ibstat" in text and (ibstat := _IBSTAT.search(text)):
         reading.device = ibstat["device"] or reading.device or "the adapter"
     if text.strip() in reading.looped:
         reading.host = text.strip()
@@ -257,21 +259,21 @@ def _port(reading: _Reading, host: str | None, text: str) -> None:
         reading.add(host, "port_speed", text, mbit=str(int(int(number) * _FACTOR[unit.upper()])))
     elif (found := _RATE.match(text)) and reading.device:
         reading.add(host, "port_speed", text, mbit=str(int(found[1]) * 1000), interface=reading.device)
-    if found := _IP_LINK.search(text) or _IFCONFIG.search(text):
+    if "mtu " in text and (found := _IP_LINK.search(text) or _IFCONFIG.search(text)):
         if not _INTERNAL.match(found[1]):
             reading.add(host, "port_mtu", text, interface=found[1], mtu=found[3])
             state = "down" if "NO-CARRIER" in found[2] else "up" if "LOWER_UP" in found[2] else ""
             if state:
                 reading.add(host, "port_state", text, interface=found[1], state=state)
-    elif (found := _BARE_MTU.search(text)) and host is not None:
+    elif host is not None and (found := _BARE_MTU.search(text)):
         reading.add(host, "port_mtu", text, mtu=found[1] or found[2])
-    if found := _RDMA.search(text):
+    if "physical_state" in text and (found := _RDMA.search(text)):
         reading.add(host, "port_state", text, interface=found[1], state=found[2].lower())
     elif (found := _IB_STATE.match(text)) and reading.device:
         reading.add(host, "port_state", text, interface=reading.device, state=found[1].lower())
     elif _NO_CARRIER.search(text):
         reading.add(host, "port_state", text, state="down")
-    if found := _KERNEL_LINK.search(text):
+    if "ink " in text and (found := _KERNEL_LINK.search(text)):
         named = re.search(rf"({_NAME}) kernel: ", text[: found.start()])
         reading.add(named[1] if named else host, "port_link", text, port=found[1], state=found[2].lower())
 
@@ -299,12 +301,12 @@ def _version(reading: _Reading, host: str | None, text: str) -> None:
 
 
 def _path(reading: _Reading, text: str) -> None:
-    for rate in _PATH.finditer(text):
+    for rate in _PATH.finditer(text) if "b/s" in text or "bps" in text or "bit" in text else ():
         mbit = float(rate[3]) * _FACTOR[rate[4]]
         reading.add(None, "path_rate", text, **{"from": rate[1], "to": rate[2], "mbit": f"{mbit:g}"})
     if "PING" in text and (found := _PING.search(text)):
         reading.pinged = found[1], int(found[3])
-    elif (found := _PINGED.search(text)) and reading.pinged:
+    elif reading.pinged and (found := _PINGED.search(text)):
         host, size = reading.pinged
         reading.add(None, "path_loss", text, to=host, bytes=str(size), percent=str(int(float(found[3]))))
         reading.pinged = None
