@@ -24,6 +24,15 @@ def slowness(additions: int = 1_000_000) -> float:
     return min(MAX_SLOWDOWN, max(1.0, (time.thread_time() - began) / (QUIET_S * additions / 1_000_000)))
 
 
+@contextmanager
+def within(limit_s: float) -> Iterator[None]:
+    """Fails where the block takes more CPU time than this, on a quiet machine."""
+    before, began = slowness(), time.process_time()
+    yield
+    took, pace = time.process_time() - began, max(before, slowness())
+    assert took < limit_s * pace, f"{took:.2f} s of CPU time, {pace:.1f} times a quiet machine's"
+
+
 @dataclass
 class Pace:
     """The slowness all the while that something is measured."""

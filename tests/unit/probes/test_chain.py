@@ -87,6 +87,7 @@ def test_whom_a_rank_waits_for(wait: str, tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     with started("-c", HEAD + WAITS[wait], str(tmp_path / "lock")) as program:
         try:
+            at_rest(program.said)  # it may still be starting
             chain = look(program)
             assert chain is not None
             awaits = [awaited for thread in chain.threads for awaited in thread.awaits]

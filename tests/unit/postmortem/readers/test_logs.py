@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from hangdoc.evidence.pieces import Piece
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._logs.prefixes import PrefixStyle, parse, prefix_style
 from hangdoc.postmortem.readers.logs import READER
+from tests.support.pace import within
 
 YEAR = PrefixStyle(year=2026, month=12)
 
@@ -578,11 +578,10 @@ def test_line_of_100_mb_is_truncated(tmp_path: Path) -> None:
         for _ in range(100):
             out.write(b"x" * 2**20)
         out.write(LINES[0][0].encode() + b"y" * 2**20 + b"\n" + LINES[0][0].encode())
-    began = time.process_time()
-    found = said(pieces(file))
+    with within(10.0):
+        found = said(pieces(file))
     assert [one.kind for one in found] == [LINES[0][1]] * 2
     assert all(len(one.text) < 1000 for one in found)
-    assert time.process_time() - began < 10
 
 
 def test_secrets_are_masked(tmp_path: Path) -> None:
@@ -620,6 +619,5 @@ def test_hostile_lines_do_not_raise(data: bytes, cut: int, name: str, tmp_path_f
     ids=["tracebacks", "crashes", "binds", "prefixes", "events", "fingerprints"],
 )
 def test_hostile_lines_are_fast(text: str, tmp_path: Path) -> None:
-    began_s = time.process_time()
-    read(tmp_path, text)
-    assert time.process_time() - began_s < 10
+    with within(10.0):
+        read(tmp_path, text)
