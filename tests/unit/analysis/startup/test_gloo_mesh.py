@@ -282,6 +282,12 @@ def test_a_rank_that_may_still_join(rank: One, why: str) -> None:
     assert judge().verdict(found).findings == ()
 
 
+def test_a_late_rank_of_a_script_that_corrects_the_setting() -> None:
+    found = facts(One(0, told="ens5"), One(1, told="ens5"), on_its_way(2, 3.0, "ens5"))
+    assert not any(one.late for one in mesh(found))
+    assert not found.job.mesh.in_vain
+
+
 def test_peers_that_have_just_come_do_not_wait_in_vain_yet() -> None:
     found = facts(One(0), One(1), on_its_way(2, 1.0, "ens5"), seconds=3)
     assert (found.job.mesh.in_vain, found.job.mesh.pending) == (False, True)
