@@ -27,6 +27,7 @@ NO_FORWARD = re.compile(
     r"|zero_grad|requires_grad_|register_\w+|apply|compile|generate|save\w*|load\w*)$"
 )
 DEFERRED = re.compile(r"(^|\.)no_sync$")
+JOINED = re.compile(r"(^|\.)Join$")  # torch/distributed/algorithms/join.py
 BACKWARD = re.compile(r"(^|\.)backward$")
 
 
@@ -41,6 +42,8 @@ class GradientSyncFacts:
     reduced: bool | None = None  # it was seen in a collective within backward, in at least two looks
     bytes_per_s: float | None = None  # sent to and received from its peers, since it was first seen training
     deferred: bool | None = None  # its code defers synchronisation on purpose (no_sync)
+    # Its code lets ranks that are out of data stand by (Join, DDP.join): they get the model of the others at the end.
+    joined: bool | None = None
 
 
 UNSEEN = GradientSyncFacts()
@@ -71,6 +74,7 @@ def _facts(case: Case, key: Key, data: Sequence[Connection]) -> GradientSyncFact
         reduced=code.reduced,
         bytes_per_s=None if code.since is None else _rate(case, key, data, looks[code.since].at_s),
         deferred=code.deferred,
+        joined=code.joined or any(_joins(step, wrapped) for step, wrapped in wraps),
     )
 
 
@@ -86,6 +90,7 @@ class _Code:
     trains: bool
     reduced: bool
     deferred: bool
+    joined: bool
     since: int | None  # index of the first look at which it trained
 
 
@@ -96,7 +101,8 @@ def _code(looks: Sequence[Look], own: Sequence[Step]) -> _Code:
         bypass=next((site for step in own if (site := _bypass(step))), None),
         trains=any(map(_calls_backward, anywhere)),
         reduced=sum(look.phase == "collective" and _in_backward(look) for look in looks) >= BACKWARD_LOOKS,
-        deferred=any(_defers(calls) for calls in around),
+        deferred=any(_has(DEFERRED, calls) for calls in around),
+        joined=any(_has(JOINED, calls) for calls in around),
         since=next((at for at, look in enumerate(looks) if _trains(look)), None),
     )
 
@@ -113,8 +119,12 @@ def _calls_backward(around: tuple[str, ...]) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _defers(around: tuple[str, ...]) -> bool:
-    return any(DEFERRED.search(name) for name in around)
+def _has(call: re.Pattern[str], around: tuple[str, ...]) -> bool:
+    return any(call.search(name) for name in around)
+
+
+def _joins(step: Step, wrapped: str | None) -> bool:
+    return step.place is not None and f"{wrapped}.join" in step.place.around
 
 
 def _rate(case: Case, key: Key, data: Sequence[Connection], since_s: float) -> float | None:

@@ -2,17 +2,20 @@
 
 A living holder releases the file when it is done, even if slowly, so the rank advances. A file without a living holder
 stays forever. If the holder may be out of sight (another host, another user), only a file older than the job counts as
-stale. A rank that holds the file and itself hangs in a collective never releases it.
+stale. A rank that holds the file and itself hangs in a collective never releases it. Neither does an idle process that
+the waiting rank has forked, which has inherited the lock with the open file.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.analysis.thresholds import CLOCK_SKEW_S, STILL_LOOKS, STILL_S
+from hangdoc.analysis.thresholds import CLOCK_SKEW_S, IDLE_CORES, STILL_LOOKS, STILL_S
+from hangdoc.evidence import Process
 from hangdoc.evidence.locks import LockFile
 
 
@@ -21,7 +24,8 @@ class LockFileFacts:
     """The lock file that one rank waits for. None: not seen, or the rank waits for no lock file."""
 
     stuck: bool | None = None  # no process will ever release the file
-    advancing: bool | None = None  # a living process outside the job's ranks holds the file and will release it
+    advancing: bool | None = None  # a living process outside the job's ranks holds the file and may release it
+    inherited: bool = False  # only idle processes that this rank started hold it: they have inherited its open file
     path: str | None = None
     kind: str | None = None  # baton | filelock | kernel | loop
     age_s: float | None = None  # age of the file, seconds
@@ -64,10 +68,12 @@ def _facts(case: Case, key: Key) -> LockFileFacts:
         since, looks = at, looks + 1
     same = [record for at, record in series if at >= since and record.inode == last.inode]
     unheld = not any(record.holders or record.named_alive for record in same)
-    proved = unheld and looks >= STILL_LOOKS and series[-1][0] - since >= STILL_S
+    watched = looks >= STILL_LOOKS and series[-1][0] - since >= STILL_S
+    inherited = watched and _is_inherited(case, key, same, series[-1][0] - since)
     return LockFileFacts(
-        stuck=proved and _is_stale(last),
-        advancing=bool(last.holders or last.named_alive) and not _holder_ranks(case, key),
+        stuck=(watched and unheld and _is_stale(last)) or inherited,
+        advancing=bool(last.holders or last.named_alive) and not _holder_ranks(case, key) and not inherited,
+        inherited=inherited,
         path=last.path,
         kind=last.kind,
         age_s=last.age_s,
@@ -75,6 +81,22 @@ def _facts(case: Case, key: Key) -> LockFileFacts:
         named=_format_named(last),
         sure=_sure(last),
         before=last.before_s > 0,
+    )
+
+
+def _is_inherited(case: Case, key: Key, records: Sequence[LockFile], window_s: float) -> bool:
+    """True if all holders were started by the rank that waits for them, and none of them works.
+
+    A forked process, such as a worker of a DataLoader, inherits the files that are open, and with them the locks of
+    flock(2). It knows nothing of them, so that they are released when it ends.
+    """
+    last, process = records[-1], case.record(key, "cpu")
+    children = {child.pid for child in process.children} if isinstance(process, Process) else set()
+    if last.kind != "kernel" or not last.holders or not {holder.pid for holder in last.holders} <= children:
+        return False
+    before = {holder.pid: holder.cpu_s for holder in records[0].holders}
+    return all(
+        holder.pid in before and holder.cpu_s - before[holder.pid] < IDLE_CORES * window_s for holder in last.holders
     )
 
 

@@ -34,3 +34,33 @@ def test_a_forward_pass_that_bypasses_the_wrapper(stage: Stage) -> None:
     assert facts.ranks[0].gradient_sync.wrapped == "model"
     assert facts.ranks[1].gradient_sync.bypass is None
     assert [rank.gradient_sync.trains for rank in facts.ranks] == [True, True]
+
+
+JOINED = """\
+def train(model, x):
+    with Join([model]):
+        for batch in x:
+            model(batch).sum().backward()
+
+def train_joined(model, x):
+    with model.join():
+        for batch in x:
+            model(batch).sum().backward()
+
+def train_threads(model, x):
+    for batch in x:
+        model(batch).sum().backward()
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "joined"), [("train", 4, True), ("train_joined", 9, True), ("train_threads", 13, False)]
+)
+def test_ranks_that_stand_by_for_the_others(
+    function: str, line: int, joined: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model = Variable("model", "<DistributedDataParallel at 0x7f00>", kind="object")
+    at = At([(function, line)], BACKWARD, {function: [model]}, state="R")
+    facts = Stage(JOINED, tmp_path_factory.mktemp("joined")).facts(*[[at, at]] * 4)
+    assert facts.ranks[0].gradient_sync.joined is joined

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from hangdoc.analysis.facts import Facts
 from hangdoc.analysis.locks.lock_files import LockFileFacts
+from hangdoc.evidence import ChildProcess, Process
 from hangdoc.evidence.locks import LockFile, LockFileHolder
 from tests.support.synthetic_evidence import At, Stage, in_c10d
 
@@ -106,3 +107,26 @@ def test_holder_waits_for_its_peers(stage: Stage) -> None:
 
 def test_no_lock_file(stage: Stage) -> None:
     assert judged(stage, GONE) == LockFileFacts()
+
+
+WORKER = LockFileHolder(4711, "python train.py", 0.2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "child", "cpu_s", "inherited"),
+    [
+        ("kernel", True, [0.2, 0.2, 0.2, 0.21], True),
+        ("kernel", True, [0.2, 1.1, 2.0, 2.9], False),  # it works, perhaps for what the rank waits for
+        ("kernel", False, [0.2, 0.2, 0.2, 0.2], False),  # another program, which may release it
+        ("filelock", True, [0.2, 0.2, 0.2, 0.2], False),  # who has the file open need not have the lock
+    ],
+)
+def test_held_by_a_forked_process(stage: Stage, kind: str, child: bool, cpu_s: list[float], inherited: bool) -> None:
+    children = (ChildProcess(4711, "python", ("python", "train.py"), "S", 0.2),) if child else ()
+    held = [replace(LEFT, kind=kind, holders=(replace(WORKER, cpu_s=used),)) for used in cpu_s]
+    cpu = Process(100, 1, 0, "S", ("python",), None, None, 10.0, 1.0, 1, (), children=children)
+    waits = [At([("build", 2)], records={"lockfile": look, "cpu": cpu}) for look in held]
+    found = stage.facts(*[[at, in_c10d("barrier", ("build", 3))] for at in waits])
+    seen = found.ranks[0].lockfile
+    assert (seen.inherited, seen.stuck, seen.advancing) == (inherited, inherited, not inherited)
+    assert found.job.stall.stalled is inherited
