@@ -64,11 +64,20 @@ class JobProcesses:
         self._known = known
 
     def of(self, target: Target, watched: Mapping[int, Target]) -> tuple[JobProcess, ...]:
-        """Processes of the target's job that are neither watched nor helpers of a watched one."""
+        """Processes of the target's job that are neither watched nor helpers of a watched one.
+
+        Siblings of the target count, although they are watched as another job: so it is if one rank exists twice.
+        """
         me = self._known.get(target.pid)
         found: dict[int | None, JobProcess] = {}
         for who in sorted(self._known.values(), key=lambda who: (who.start_ticks, who.pid)):
-            if who.pid in watched or me is None or any(pid in watched for pid in procfs.lineage(who.ppid)):
+            other = watched.get(who.pid)
+            sibling = other is not None and other.job != target.job and me is not None and who.ppid == me.ppid > 1
+            if (
+                (other is not None and not sibling)
+                or me is None
+                or any(pid in watched for pid in procfs.lineage(who.ppid))
+            ):
                 continue
             number = _number(who, me, target)
             if number is not None and number[0] not in found and account(who.pid) == account(me.pid):
@@ -81,9 +90,10 @@ class JobProcesses:
         if holder in own_lineage or target.pid in procfs.lineage(holder):
             return True
         watched_rank = watched.get(holder)
-        if watched_rank is not None:
-            return watched_rank.job == target.job or None
         them, me = self._known.get(holder), self._known.get(target.pid)
+        if watched_rank is not None:  # siblings that count as two jobs have one rank twice
+            siblings = them is not None and me is not None and them.ppid == me.ppid > 1
+            return watched_rank.job == target.job or siblings or None
         if them is None or me is None or (me.launch is not None and me.launch.backend not in STORES):
             return None
         if any(one.job == target.job and holder in procfs.lineage(one.pid) for one in watched.values()):

@@ -176,8 +176,8 @@ def _facts(case: Case, key: Key, place: RankAddress, since: float | None) -> Mes
 def _late(case: Case, facts: Mapping[Key, MeshFacts]) -> dict[Key, float]:
     """Ranks that are still on their way to the group, cannot join it, and are younger (s) than the wait of a peer.
 
-    A script may correct the setting, so a first start proves nothing. A supervisor starts again what has failed. Where a
-    peer has come so far in spite of the same setting, the script does correct it.
+    A script may correct the setting, so a first start proves nothing. A supervisor starts again what has failed. Where
+    a peer has come so far in spite of the same setting, the script does correct it.
     """
     if any(one.makes and one.lacks for one in facts.values()):
         return {}

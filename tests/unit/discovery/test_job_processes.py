@@ -125,3 +125,16 @@ def test_a_watched_rank_of_another_job_is_not_called_a_stranger_for_that(tmp_pat
         assert job_processes.belongs(other.pid, mine, {mine.pid: mine, other.pid: other}) is None
         same = target(pids["holder"])
         assert job_processes.belongs(same.pid, mine, {mine.pid: mine, same.pid: same}) is True
+
+
+def test_a_rank_that_exists_twice_splits_a_job(tmp_path: Path) -> None:
+    """Two of the processes that one launcher started have rank 1: one of them is watched as another job."""
+    tree = node("root", [node("r0", env=told(0)), node("r1", env=told(1)), node("twin", env=told(1))])
+    with running(tree, tmp_path) as pids:
+        job_processes = JobProcesses()
+        job_processes.refresh()
+        watched = {pids[name]: target(pids[name], job=job) for name, job in (("r0", "a"), ("r1", "a"), ("twin", "b"))}
+        twin = watched[pids["twin"]]
+        found = job_processes.of(twin, watched)
+        assert job_processes.belongs(pids["r0"], twin, watched) is True  # no stranger holds the port
+    assert names(found, pids)["r0"] == (0, False)  # rank 0 is not missing
