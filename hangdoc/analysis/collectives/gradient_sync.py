@@ -99,7 +99,7 @@ def _code(looks: Sequence[Look], own: Sequence[Step]) -> _Code:
     anywhere = {step.place.around for look in looks for step in look.path.steps if step.place}
     return _Code(
         bypass=next((site for step in own if (site := _bypass(step))), None),
-        trains=any(map(_calls_backward, anywhere)),
+        trains=any(_has(BACKWARD, calls) for calls in anywhere),
         reduced=sum(look.phase == "collective" and _in_backward(look) for look in looks) >= BACKWARD_LOOKS,
         deferred=any(_has(DEFERRED, calls) for calls in around),
         joined=any(_has(JOINED, calls) for calls in around),
@@ -110,12 +110,7 @@ def _code(looks: Sequence[Look], own: Sequence[Step]) -> _Code:
 def _trains(look: Look) -> bool:
     """True if it is within a loop, in code that calls backward."""
     places = [step.place for step in look.path.steps if step.place]
-    return any(place.loops for place in places) and any(_calls_backward(place.around) for place in places)
-
-
-@lru_cache(maxsize=1024)
-def _calls_backward(around: tuple[str, ...]) -> bool:
-    return any(BACKWARD.search(name) for name in around)
+    return any(place.loops for place in places) and any(_has(BACKWARD, place.around) for place in places)
 
 
 @lru_cache(maxsize=1024)
@@ -123,7 +118,7 @@ def _has(call: re.Pattern[str], around: tuple[str, ...]) -> bool:
     return any(call.search(name) for name in around)
 
 
-def _joins(step: Step, wrapped: str | None) -> bool:
+def _joins(step: Step, wrapped: str) -> bool:
     return step.place is not None and f"{wrapped}.join" in step.place.around
 
 
@@ -170,7 +165,7 @@ def _unwrapped(around: tuple[str, ...]) -> str | None:
 def _uncalled(step: Step, wrapped: str) -> str | None:
     """A wrapped model that is not called in a function that calls backward."""
     calls = step.place.around if step.place else ()
-    return f"{wrapped} in {_format_site(step)}" if wrapped not in calls and _calls_backward(calls) else None
+    return f"{wrapped} in {_format_site(step)}" if wrapped not in calls and _has(BACKWARD, calls) else None
 
 
 def _format_site(step: Step) -> str:
