@@ -68,8 +68,9 @@ def _facts(case: Case, key: Key) -> LockFileFacts:
         since, looks = at, looks + 1
     same = [record for at, record in series if at >= since and record.inode == last.inode]
     unheld = not any(record.holders or record.named_alive for record in same)
-    watched = looks >= STILL_LOOKS and series[-1][0] - since >= STILL_S
-    inherited = watched and _is_inherited(case, key, same, series[-1][0] - since)
+    window_s = series[-1][0] - since
+    watched = looks >= STILL_LOOKS and window_s >= STILL_S
+    inherited = watched and _is_inherited(case, key, same, window_s)
     return LockFileFacts(
         stuck=(watched and unheld and _is_stale(last)) or inherited,
         advancing=bool(last.holders or last.named_alive) and not _holder_ranks(case, key) and not inherited,
@@ -85,10 +86,10 @@ def _facts(case: Case, key: Key) -> LockFileFacts:
 
 
 def _is_inherited(case: Case, key: Key, records: Sequence[LockFile], window_s: float) -> bool:
-    """True if all holders were started by the rank that waits for them, and none of them works.
+    """True if all holders are idle children of the rank that waits.
 
-    A forked process, such as a worker of a DataLoader, inherits the files that are open, and with them the locks of
-    flock(2). It knows nothing of them, so that they are released when it ends.
+    A forked process, such as a worker of a DataLoader, inherits the open files, and with them the locks of flock(2). It
+    does not know that it has them, so they stay until it ends.
     """
     last, process = records[-1], case.record(key, "cpu")
     children = {child.pid for child in process.children} if isinstance(process, Process) else set()
