@@ -27,6 +27,7 @@ class TablesJob:
 
     unstarted: tuple[Suspect, ...] = ()  # pods that have not started
     unstarted_why: str | None = None  # line about the first of them
+    uncreated: bool = False  # that pod does not exist
     hung: tuple[Suspect, ...] = ()  # processes of no known rank that the kernel reports as blocked
     hung_why: str | None = None  # line about the first of them
     hung_storage: bool = False  # its stack is in a file system
@@ -65,6 +66,7 @@ def _job(logs: JobLogs) -> TablesJob:
     return TablesJob(
         unstarted=tuple(Suspect(rank, None, pod) for pod, rank in rank_of.items())[:MAX_SUSPECTS],
         unstarted_why=pods[0].text if pods else None,
+        uncreated=bool(pods) and "uncreated" in pods[0].fields,
         hung=tuple(dict.fromkeys(Suspect(None, None, host) for host, _ in hung if known_host(host)))[:MAX_SUSPECTS],
         hung_why=hung[0][1].text if hung else None,
         hung_storage=any("storage" in event.fields for _, event in hung),

@@ -22,6 +22,7 @@ from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._host_names import prompt_of
 from hangdoc.postmortem.readers._pasted_text import text_lines, without_time
+from hangdoc.postmortem.readers._placement.pod_order import node_of
 from hangdoc.postmortem.readers._text_source import placement_in
 
 _POD = r"[a-z0-9][a-z0-9.\-]{0,252}"
@@ -52,7 +53,7 @@ _OBJECT = re.compile(rf"\bpod/(?P<pod>{_POD})\b")
 _REFUSED = re.compile(
     rf"\bFailedCreate(?:Pod)?\s.{{0,200}}?\bpods? \"?(?P<pod>{_POD})\"? is (?P<why>forbidden: .{{1,300}})"
 )
-# The first container of a PyTorchJob's worker does nothing but look up the name of the master (training-operator,
+# The init container of a PyTorchJob's worker only waits until the name of the master resolves (training-operator,
 # pkg/controller.v1/pytorch/initcontainer.go).
 _NO_MASTER = re.compile(
     rf"Back-off restarting failed container(?: init-pytorch in pod |=init-pytorch pod=)(?P<job>{_POD})-worker-\d"
@@ -67,7 +68,6 @@ _HEADING = re.compile(
 _OWN_RANK = re.compile(
     r"\[(?:global )?rank[ :=]?(\d{1,6})\]|(?<![\w.-])(?:global[_ ])?rank ?= ?(\d{1,6})(?!\w|\.\d)", re.IGNORECASE
 )
-_OF_PYTORCHJOB = re.compile(r"(?P<job>.{1,200})-(?P<role>master|worker)-(?P<number>\d{1,6})")
 LEAST_CONFIRMED = 2  # pods whose logs show the order of a job
 _MEMBER = re.compile(r"(?:-(?:master|worker|launcher|node|head|replica|ps))?(?:-\d{1,6})?(?:-[a-z0-9]{5})?$")
 OPENING = re.compile(
@@ -180,7 +180,7 @@ class _Pods:
             self._add_missing(pod, f"pod {pod} was not created: {refused['why']}"[:400], number, "FailedCreate")
         elif "init-pytorch" in text and (waits := _NO_MASTER.search(text)):
             pod = f"{waits['job']}-master-0"
-            text = f"nothing resolves the name of {pod}, for which the first container of each worker waits"
+            text = f"the init containers of the workers fail: they wait for {pod}, whose name does not resolve"
             self._add_missing(pod, text, number, "init-pytorch")
         elif event := _EVENT.search(text):
             self._event(event["reason"], event["rest"], text, number)
@@ -215,12 +215,11 @@ class _Pods:
 
     def _ordered(self, known: Mapping[str, int]) -> dict[str, int]:
         """The ranks of the other pods of a PyTorchJob, if those that are known are in its order."""
-        members = {pod: member for pod in sorted(self._names) if (member := _OF_PYTORCHJOB.fullmatch(pod))}
         by_job: dict[str, dict[str, int]] = defaultdict(dict)
-        for pod, member in members.items():
-            worker = member["role"] == "worker"
-            if worker or member["number"] == "0":
-                by_job[member["job"]][pod] = int(member["number"]) + worker
+        for pod in sorted(self._names):
+            if member := node_of(pod):
+                job, node = member
+                by_job[job][pod] = node
         found: dict[str, int] = {}
         for ranks in by_job.values():
             shown = {pod: known[pod] for pod in ranks if pod in known}
@@ -290,16 +289,15 @@ class _Pods:
             return
         self._add(kind, pod, f"pod {pod}: {reason}: {' '.join(rest.split())}"[:400], number, reason)
 
-    def _add(self, kind: str, pod: str, text: str, number: int, why: str) -> None:
+    def _add(self, kind: str, pod: str, text: str, number: int, why: str, **more: str) -> None:
         if len(self._events) < MAX_PODS:
-            fields = {"pod": pod, "host": pod, "why": why}
+            fields = {"pod": pod, "host": pod, "why": why, **more}
             self._events.setdefault((kind, pod), LogEvent(kind, text, self.source, number, None, fields))
 
     def _add_missing(self, pod: str, text: str, number: int, why: str) -> None:
         """A pod that does not exist. The master of a PyTorchJob has rank 0."""
-        self._add("pod_waits", pod, text, number, why)
-        member = _OF_PYTORCHJOB.fullmatch(pod)
-        if member and (member["role"], member["number"]) == ("master", "0"):
+        self._add("pod_waits", pod, text, number, why, uncreated="yes")
+        if (member := node_of(pod)) and member[1] == 0:
             self._ranks.setdefault(pod, 0)
 
     def pieces(self) -> Iterator[Piece]:

@@ -21,6 +21,14 @@ _POD = re.compile(
 _GPUS = re.compile(r"\b(?:nvidia|amd)\.com/gpu\"?: {1,8}\"?(\d{1,3})\b")  # the limit of a container
 
 
+def node_of(pod: str) -> tuple[str, int] | None:
+    """The job and the node of a pod, by its name; None: it is no pod of a PyTorchJob."""
+    found = _POD.fullmatch(pod)
+    if found is None or (found["role"] == "master" and found["number"] != "0"):
+        return None  # a job has one master
+    return found["job"], int(found["number"]) + (found["role"] == "worker")
+
+
 @dataclass(slots=True)
 class PodOrder:
     """Takes the lines of a text in order."""
@@ -40,8 +48,8 @@ class PodOrder:
         if "-worker-" not in text and "-master-" not in text:
             return
         for pod in _POD.finditer(text):
-            if len(self._pods) < MAX_PODS:
-                self._pods[pod[0]] = pod["job"], int(pod["number"]) + (pod["role"] == "worker")
+            if len(self._pods) < MAX_PODS and (node := node_of(pod[0])):
+                self._pods[pod[0]] = node
 
     @property
     def gpus(self) -> int | None:
