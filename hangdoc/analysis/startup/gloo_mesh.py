@@ -181,12 +181,14 @@ def _late(case: Case, facts: Mapping[Key, MeshFacts]) -> dict[Key, float]:
     """
     if any(one.makes and one.lacks for one in facts.values()):
         return {}
-    waits = [arrival(case, key).waited_s or 0.0 for key, one in facts.items() if one.makes]
     ages: dict[Key, float] = {}
     for key, one in facts.items():
         process, seen = case.record(key, "cpu"), isinstance(case.record(key, "groups"), ProcessGroups)
         if one.lacks and seen and not one.makes and case.ranks[key].alive and isinstance(process, Process):
             ages[key] = process.age_s
+    if not ages:
+        return {}
+    waits = [arrival(case, key).waited_s or 0.0 for key, one in facts.items() if one.makes]
     return {key: age_s for key, age_s in ages.items() if age_s < max(waits, default=0.0)}
 
 
