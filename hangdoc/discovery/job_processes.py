@@ -66,18 +66,17 @@ class JobProcesses:
     def of(self, target: Target, watched: Mapping[int, Target]) -> tuple[JobProcess, ...]:
         """Processes of the target's job that are neither watched nor helpers of a watched one.
 
-        Siblings of the target count, although they are watched as another job: so it is if one rank exists twice.
+        If a launcher starts one rank twice, its processes are watched as two jobs. Siblings of the target still count.
         """
         me = self._known.get(target.pid)
+        if me is None:
+            return ()
         found: dict[int | None, JobProcess] = {}
         for who in sorted(self._known.values(), key=lambda who: (who.start_ticks, who.pid)):
             other = watched.get(who.pid)
-            sibling = other is not None and other.job != target.job and me is not None and who.ppid == me.ppid > 1
-            if (
-                (other is not None and not sibling)
-                or me is None
-                or any(pid in watched for pid in procfs.lineage(who.ppid))
-            ):
+            if other is not None and (other.job == target.job or not _are_siblings(who, me)):
+                continue
+            if any(pid in watched for pid in procfs.lineage(who.ppid)):
                 continue
             number = _number(who, me, target)
             if number is not None and number[0] not in found and account(who.pid) == account(me.pid):
@@ -91,14 +90,14 @@ class JobProcesses:
             return True
         watched_rank = watched.get(holder)
         them, me = self._known.get(holder), self._known.get(target.pid)
-        if watched_rank is not None:  # siblings that count as two jobs have one rank twice
-            siblings = them is not None and me is not None and them.ppid == me.ppid > 1
+        if watched_rank is not None:
+            siblings = them is not None and me is not None and _are_siblings(them, me)
             return watched_rank.job == target.job or siblings or None
         if them is None or me is None or (me.launch is not None and me.launch.backend not in STORES):
             return None
         if any(one.job == target.job and holder in procfs.lineage(one.pid) for one in watched.values()):
             return True  # the launcher of another rank of the job
-        if them.ppid == me.ppid and them.ppid > 1:
+        if _are_siblings(them, me):
             return True
         if them.launch is not None:
             return False if them.launch.alone else _same_run(them.launch, me)
@@ -131,6 +130,11 @@ class JobProcesses:
         if any(_distance(them, twin) < own_distance for twin in twins):
             return False
         return None if twins or them.identity.rank == me.identity.rank else True
+
+
+def _are_siblings(one: _Known, other: _Known) -> bool:
+    """True if one launcher started both."""
+    return one.ppid == other.ppid > 1
 
 
 def _read(pid: int, start_ticks: int, ppid: int) -> _Known:
