@@ -67,18 +67,63 @@ def has_nonfinite(text: str) -> bool:
 
 
 @dataclass(slots=True)
+class _RankColumns:
+    """A table with a column for each rank. Takes the lines of a text in order."""
+
+    title: str = ""  # what the values of the table are
+    untitled: int = 0  # lines since the title
+    ranks: dict[int, int] = field(default_factory=dict)  # column -> rank
+    width: int = 0  # columns
+    steps: int | None = None  # the column of steps
+    first_nan: dict[int, LocalValue] = field(default_factory=dict)  # of a rank: perhaps no value was logged yet
+    lasting: set[int] = field(default_factory=set)  # ranks with nan in two rows
+
+    def feed(self, text: str, number: int) -> Iterator[LocalValue]:
+        if _RULE.fullmatch(text):
+            return
+        if title := _TITLE.search(text):
+            self.title, self.untitled = _plain(title[0]), 0
+        elif text.strip():
+            self.untitled += 1
+        if not self.ranks and (not self.title or self.untitled > MAX_BELOW_TITLE):
+            return
+        cells = _cells(text)
+        if not self.ranks or len(cells) != self.width:
+            self._begin(cells)
+            return
+        step = int(cells[self.steps][:9]) if self.steps is not None and cells[self.steps].isdecimal() else None
+        values = {rank: cells[at] for at, rank in self.ranks.items()}
+        if all(re.fullmatch(_VALUE, value, re.IGNORECASE) for value in values.values()):
+            for rank, value in values.items():
+                yield from self._kept(LocalValue(self.title, value.lower(), rank, step, number))
+
+    def _begin(self, heads: list[str]) -> None:
+        """A line that may be the head of a table."""
+        found = {at: int(head[1]) for at, cell in enumerate(heads) if (head := _RANK_COLUMN.fullmatch(cell))}
+        several = len(found) >= LEAST and len(set(found.values())) == len(found)
+        self.ranks, self.width = found if several else {}, len(heads)
+        self.steps = next((at for at, cell in enumerate(heads) if _STEP_HEAD.fullmatch(cell)), None)
+        self.first_nan, self.lasting = {}, set()
+
+    def _kept(self, value: LocalValue) -> Iterator[LocalValue]:
+        """The value, but the first nan of a table with steps only together with a second one."""
+        before = self.first_nan.pop(value.rank, None)
+        if value.value != "nan" or value.step is None or value.rank in self.lasting:
+            yield value
+        elif before is None:
+            self.first_nan[value.rank] = value
+        else:
+            self.lasting.add(value.rank)
+            yield from (before, value)
+
+
+@dataclass(slots=True)
 class LocalValues:
     """Takes the lines of a text in order."""
 
     _columns: list[str] = field(default_factory=list)  # of a table that has begun
     _line: int = 0  # of its head
-    _title: str = ""  # what the values of a table below are
-    _untitled: int = 0  # lines since
-    _ranks: dict[int, int] = field(default_factory=dict)  # column -> rank, in a table with a column for each
-    _width: int = 0  # columns of it
-    _steps: int | None = None  # its column of steps
-    _first_nan: dict[int, LocalValue] = field(default_factory=dict)  # of a rank: perhaps no value was logged yet
-    _lasting: set[int] = field(default_factory=set)  # ranks with nan in two rows
+    _rank_columns: _RankColumns = field(default_factory=_RankColumns)
     _kept: int = 0
 
     def feed(self, text: str, number: int) -> Iterator[LocalValue]:
@@ -86,7 +131,7 @@ class LocalValues:
             return
         rows = self._row(text.translate(_BARS), number) if self._columns or _MAYBE_HEAD.search(text) else ()
         found = list(rows) or list(_listed(text, number)) or list(_numbered(text, number))
-        found = found or list(self._across(text.translate(_BARS), number))
+        found = found or list(self._rank_columns.feed(text.translate(_BARS), number))
         self._kept += len(found)
         yield from found
 
@@ -108,39 +153,6 @@ class LocalValues:
         for head, cell in by_head.items():
             if _NAME.search(head) and re.fullmatch(_VALUE, cell, re.IGNORECASE):
                 yield LocalValue(_plain(head), cell.lower(), int(rank[1]), step, self._line)
-
-    def _across(self, text: str, number: int) -> Iterator[LocalValue]:
-        """A row of a table with a column for each rank."""
-        if _RULE.fullmatch(text):
-            return
-        if title := _TITLE.search(text):
-            self._title, self._untitled = _plain(title[0]), 0
-        elif text.strip():
-            self._untitled += 1
-        if not self._ranks and (not self._title or self._untitled > MAX_BELOW_TITLE):
-            return
-        cells = _cells(text)
-        if not self._ranks or len(cells) != self._width:
-            heads = [_RANK_COLUMN.fullmatch(cell) for cell in cells]
-            ranks = {at: int(head[1]) for at, head in enumerate(heads) if head}
-            several = len(ranks) >= LEAST and len(set(ranks.values())) == len(ranks)
-            self._ranks, self._width, self._line = ranks if several else {}, len(cells), number
-            self._first_nan, self._lasting = {}, set()
-            self._steps = next((at for at, cell in enumerate(cells) if _STEP_HEAD.fullmatch(cell)), None)
-            return
-        step = int(cells[self._steps][:9]) if self._steps is not None and cells[self._steps].isdecimal() else None
-        values = {rank: cells[at] for at, rank in self._ranks.items()}
-        if all(re.fullmatch(_VALUE, value, re.IGNORECASE) for value in values.values()):
-            for rank, value in values.items():
-                one = LocalValue(self._title, value.lower(), rank, step, number)
-                before = self._first_nan.pop(rank, None)
-                if one.value != "nan" or step is None or rank in self._lasting:
-                    yield one
-                elif before is None:
-                    self._first_nan[rank] = one
-                else:
-                    self._lasting.add(rank)
-                    yield from (before, one)
 
 
 def _cells(text: str) -> list[str]:
