@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 MAX_LINE = 400  # characters
 MAX_GPUS = 64  # of a host
-_MODEL = (
-    r"(?:nvidia[ -]?|amd[ -]?|geforce[ -]?|rtx[ -]?|instinct[ -]?)*"
+_GPU = (
+    r"(?:nvidia[ -]?|amd[ -]?|geforce[ -]?|rtx[ -]?|instinct[ -]?){0,2}"
     r"(?:[abhvltp]\d{2,3}[a-z]{0,3}|gh200|mi\d{2,3}[a-z]?|[2-5]0[5-9]0(?: ?ti)?|a6000|titan\w{0,4}|gpus?|gcds?)"
 )
 _USED = re.compile(
-    rf"(?<![\w.:/-])(?P<gpus>\d{{1,2}}) ?(?:x|\*|\u00d7)? ?{_MODEL}(?![\w.])"
+    rf"(?<![\w.:/-])(?P<gpus>\d{{1,2}}) ?(?:x|\*|\u00d7)? ?{_GPU}(?![\w.])"
     r"|--?n(?:um)?[_-]?(?:proc(?:s|esses)?[_-]per[_-](?:node|machine)|gpus|processes)[= ](?P<asked>\d{1,2})(?!\d)"
     r"|\bgpus(?:-per-node)?[:=](?:\w{1,12}:)?(?P<slurm>\d{1,2})(?!\d)"
     r"|\bMEMBER: \d{1,3}/(?P<members>\d{1,3})\b|\bworld_size\W{1,3}(?P<world>\d{1,3})(?!\d)",
@@ -26,16 +26,18 @@ _USED = re.compile(
 _ROW = re.compile(
     r"[\s|]{0,6}(?:GPU ?\[?)?(?P<gpu>\d{1,2})(?:\]|,|\s{0,4}\||:|\s{2,}|\s(?=N/A|NVIDIA|Tesla|\S+ MHz))", re.IGNORECASE
 )
-_RESTRICTED = re.compile(r"(?:CUDA|HIP|ROCR|GPU)_(?:VISIBLE_DEVICES|DEVICE_ORDINAL|DEVICE_ORDER)\b")
-_IN_ORDER = re.compile(r"VISIBLE_DEVICES\W{1,4}0(?:, ?\d{1,2}){0,63}\b")
+_RESTRICTED = re.compile(
+    r"(?:CUDA|HIP|ROCR|GPU)_(?:VISIBLE_DEVICES|DEVICE_ORDINAL|DEVICE_ORDER)\b"
+    r"(?:\W{1,4}(?P<gpus>\d{1,2}(?:, ?\d{1,2}){0,63})(?!\d))?"
+)
 
 
 @dataclass(slots=True)
 class GpuUse:
     """Takes the lines of a text in order."""
 
-    _used: set[int] = field(default_factory=set)
-    _listed: set[int] = field(default_factory=set)  # lengths of lists
+    _used: set[int] = field(default_factory=set)  # numbers of GPUs that the job uses
+    _listed: set[int] = field(default_factory=set)  # lengths of the lists that have ended
     _next: int = 0  # index that the next row of a list has
     _restricted: bool = False
 
@@ -43,26 +45,23 @@ class GpuUse:
         if len(text) > MAX_LINE:
             return
         self._used.update(int(number) for found in _USED.finditer(text) for number in found.groups() if number)
-        if "_DEVICE" in text and _RESTRICTED.search(text):
-            ordered = _IN_ORDER.search(text)
-            listed = [int(one) for one in re.findall(r"\d+", ordered[0])] if ordered else []
-            self._restricted = self._restricted or not listed or listed != list(range(len(listed)))
+        for found in _RESTRICTED.finditer(text) if "_DEVICE" in text else ():
+            gpus = [int(gpu) for gpu in found["gpus"].split(",")] if found["gpus"] else []
+            self._restricted = self._restricted or not gpus or gpus != list(range(len(gpus)))
         row = _ROW.match(text)
-        if row and int(row["gpu"]) == self._next and self._next < MAX_GPUS:
+        index = int(row["gpu"]) if row else None
+        if index == self._next < MAX_GPUS:
             self._next += 1
-        elif row and int(row["gpu"]) == 0:
-            self._close()
-            self._next = 1
-        elif not text.strip() or (row and int(row["gpu"]) != self._next - 1):
-            self._close()
-
-    def _close(self) -> None:
-        if self._next > 1:
-            self._listed.add(self._next)
-        self._next = 0
+        elif not text.strip() or (index is not None and index != self._next - 1):
+            self._listed = self._lengths
+            self._next = int(index == 0)
 
     @property
     def whole_host(self) -> bool:
         """True if the job uses all GPUs of each host of which a list is shown, each rank the GPU of its number."""
-        self._close()
-        return len(self._listed) == 1 and self._used == self._listed and not self._restricted
+        return len(self._lengths) == 1 and self._used == self._lengths and not self._restricted
+
+    @property
+    def _lengths(self) -> set[int]:
+        """Of all lists, also of the one that goes on."""
+        return self._listed | {self._next} if self._next > 1 else self._listed
