@@ -41,13 +41,13 @@ _BY_OPTION = {
     "lwp": "LWP", "tid": "TID", "spid": "SPID", "ni": "NI", "nice": "NI", "psr": "PSR", "time": "TIME", "tty": "TTY",
     "nlwp": "NLWP", "start": "START", "stime": "STIME", "pri": "PRI",
 }  # fmt: skip
-# The columns of common options, by `procps-ng`; `grep` takes their header away.
+# The columns of common options (procps-ng, src/ps/sortformat.c), by their letters in order.
 _STANDARD = {
     "aux": "USER PID %CPU %MEM VSZ RSS TTY STAT START TIME COMMAND",
     "ax": "PID TTY STAT TIME COMMAND",
-    "-ef": "UID PID PPID C STIME TTY TIME CMD",
-    "-efl": "F S UID PID PPID C PRI NI ADDR SZ WCHAN STIME TTY TIME CMD",
-    "-elf": "UID PID PPID LWP C NLWP STIME TTY TIME CMD",
+    "ef": "UID PID PPID C STIME TTY TIME CMD",
+    "efl": "F S UID PID PPID C PRI NI ADDR SZ WCHAN STIME TTY TIME CMD",
+    "Lef": "UID PID PPID LWP C NLWP STIME TTY TIME CMD",
 }
 _STANDARD_ASKED = re.compile(r"\bps\s(?P<options>-?[A-Za-z]{2,6})\b(?=[^|;&\n]{0,80}\|)")
 _TTY = re.compile(r"\?|-|pts/\d{1,5}|tty\w{1,8}|console")
@@ -200,17 +200,14 @@ def _asked_columns(command: str) -> list[str]:
 
 
 def _standard_columns(command: str) -> list[str]:
-    """The columns of `ps aux | grep`, `ps -ef | grep` and their like; empty: other options, or nothing is filtered."""
+    """The columns of `ps aux | grep`, `ps -ef | grep` and their like, whose header a filter may take away."""
     asked = _STANDARD_ASKED.search(command)
     if not asked or not _FILTERED.search(command[asked.end() :]):
         return []
     options = asked["options"]
-    if options.startswith("-e") and "L" in options:
-        return _STANDARD["-elf"].split()
-    dash, letters = options.startswith("-"), "".join(sorted(set(options.strip("-")) - set("wfHe")))
-    if options.startswith("-e") or (dash and "A" in options):
-        return _STANDARD["-efl"].split() if "l" in letters else _STANDARD["-ef"].split() if "f" in options else []
-    return {"aux": _STANDARD["aux"], "ax": _STANDARD["ax"]}.get(letters, "").split()
+    bsd = "x" in options  # `ps -aux` is read as `ps aux`; there, f draws a tree and e adds the environment
+    letters = set(options.lstrip("-").replace("A", "e")) - set("wHfe" if bsd else "wH")
+    return _STANDARD.get("".join(sorted(letters)), "").split()
 
 
 def _ranks_of_pids(lines: Iterable[str]) -> Iterator[Piece]:
