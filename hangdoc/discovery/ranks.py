@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 from hangdoc.discovery.dead_ranks import mass_absences, missing_ranks, missing_ranks_of
 from hangdoc.discovery.jobs import Member, targets_of
-from hangdoc.discovery.launcher import launch_of
+from hangdoc.discovery.launcher import STATIC, launch_of
 from hangdoc.discovery.process_table import Table
 from hangdoc.evidence import Target, Unseen
 from hangdoc.system import procfs
 from hangdoc.system.account import account
 from hangdoc.system.permissions import hidden_processes, owner_of, remedy
+
+RANK_CPU_S = 1.0  # a rank uses more to import PyTorch; the tools that a launcher runs use less
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +126,19 @@ def waiting_launchers(ranks: Sequence[Member], table: Table) -> list[Member]:
         launch = launch_of(proc.command, procfs.environ(pid) or {})
         if launch is None or launch.alone or not (table.is_python(pid) and table.loads_framework(pid)):
             continue
+        if launch.backend == STATIC and _had_ranks(pid, table):
+            continue  # it meets the other nodes only once: it is about to end
         if not any(_is_worker(kid, pid, table) for kid in table.descendants(pid)):
             found.append(Member(pid, proc.identity, launch=launch))
     members = {member.pid for member in found}
     return [member for member in found if members.isdisjoint(table.ancestors(member.pid))]
+
+
+def _had_ranks(launcher: int, table: Table) -> bool:
+    """True if one of its ranks has ended."""
+    stat = procfs.stat(launcher)
+    ended = any(table.procs[kid].state in "ZX" for kid in table.children(launcher))
+    return ended or (stat is not None and stat.reaped_s >= RANK_CPU_S)
 
 
 def _is_worker(kid: int, launcher: int, table: Table) -> bool:

@@ -162,4 +162,5 @@ def test_ranks_that_have_not_met_yet_are_found_by_their_parent(tmp_path: Path) -
     assert ranks.keys() == {0, 1, 2}, said.verdict
     assert ranks[0].endswith(("(train.py:5)", "(train.py:6)")), said.verdict  # before Python 3.12 in a <dictcomp>
     assert (said.verdict["findings"], said.code) == ([], 3), said.verdict
-    assert "no progress seen on rank 0" in said.verdict["note"]
+    assert said.verdict["note"].startswith("ranks 1-2 wait for the job to form"), said.verdict
+    assert "; rank 0: compute at " in said.verdict["note"]

@@ -411,6 +411,19 @@ def test_a_dead_sibling_keeps_its_number(tmp_path: Path) -> None:
         assert {t.pid: t.rank for t in discover([pids["main"]]).targets} == {pids["r0"]: 0, pids["r2"]: 2}
 
 
+@pytest.mark.parametrize(("backend", "waiting"), [("static", {"waits"}), ("c10d", {"waits", "had_rank"})])
+def test_a_launcher_whose_rank_has_ended_waits_only_in_a_rendezvous_that_forms_again(
+    backend: str, waiting: set[str], tmp_path: Path
+) -> None:
+    options = ["--nnodes", "3", "--rdzv-backend", backend, "--rdzv-endpoint", f"127.0.0.1:{P[1]}"]
+    launcher: dict[str, Any] = {"program": ["-m", "torch.distributed.run"], "args": options, "torch": True}
+    ended = node("r1", env=worker(1, P[1], 3), torch=True, dies=True)
+    with running(node("root", [node("waits", **launcher), node("had_rank", [ended], **launcher)]), tmp_path) as pids:
+        wait_for_state(pids["r1"], "Z")
+        names = {pid: name for name, pid in pids.items()}
+        assert {names[t.pid] for t in discover([pids["root"]]).targets} == waiting
+
+
 # --- PIDs that the user gave ----------------------------------------------------------------------
 
 
