@@ -248,7 +248,7 @@ def _holder(pid: int) -> LockFileHolder:
 
 def _cpu(pid: int, deep: int) -> Iterable[float]:
     found = procfs.stat(pid)
-    yield found.cpu_s if found else 0.0
+    yield found.cpu_s + found.reaped_s if found else 0.0
     for child in procfs.children(pid) if deep else ():
         yield from _cpu(child, deep - 1)
 

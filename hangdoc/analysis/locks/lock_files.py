@@ -3,18 +3,20 @@
 A living holder releases the file when it is done, even if slowly, so the rank advances. A file without a living holder
 stays forever. If the holder may be out of sight (another host, another user), only a file older than the job counts as
 stale. A rank that holds the file and itself hangs in a collective never releases it. Neither does an idle process that
-the waiting rank has forked, which has inherited the lock with the open file.
+the waiting rank has forked, which has inherited the lock with the open file. Another idle program may release it, but
+is no sign that the rank advances.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.analysis.thresholds import CLOCK_SKEW_S, IDLE_CORES, STILL_LOOKS, STILL_S
+from hangdoc.analysis.thresholds import ACTIVE_S, CLOCK_SKEW_S, IDLE_CORES, STILL_LOOKS, STILL_S, WATCHED_S
 from hangdoc.evidence import Process
 from hangdoc.evidence.locks import LockFile
 
@@ -23,8 +25,9 @@ from hangdoc.evidence.locks import LockFile
 class LockFileFacts:
     """The lock file that one rank waits for. None: not seen, or the rank waits for no lock file."""
 
-    stuck: bool | None = None  # no process will ever release the file
+    stuck: bool | None = None  # no process that could release the file is seen to do anything
     advancing: bool | None = None  # a living process outside the job's ranks holds the file and may release it
+    idle: bool = False  # the processes outside of the job's ranks that hold it do nothing
     inherited: bool = False  # only idle processes that this rank started hold it: they have inherited its open file
     path: str | None = None
     kind: str | None = None  # baton | filelock | kernel | loop
@@ -70,10 +73,13 @@ def _facts(case: Case, key: Key) -> LockFileFacts:
     unheld = not any(record.holders or record.named_alive for record in same)
     window_s = series[-1][0] - since
     watched = looks >= STILL_LOOKS and window_s >= STILL_S
+    apart = not _holder_ranks(case, key)
+    idle = watched and apart and window_s >= WATCHED_S and _used_s(same) < ACTIVE_S
     inherited = watched and _is_inherited(case, key, same, window_s)
     return LockFileFacts(
-        stuck=(watched and unheld and _is_stale(last)) or inherited,
-        advancing=bool(last.holders or last.named_alive) and not _holder_ranks(case, key) and not inherited,
+        stuck=(watched and unheld and _is_stale(last)) or inherited or idle,
+        advancing=bool(last.holders or last.named_alive) and apart and not idle and not inherited,
+        idle=idle,
         inherited=inherited,
         path=last.path,
         kind=last.kind,
@@ -93,12 +99,17 @@ def _is_inherited(case: Case, key: Key, records: Sequence[LockFile], window_s: f
     """
     last, process = records[-1], case.record(key, "cpu")
     children = {child.pid for child in process.children} if isinstance(process, Process) else set()
-    if last.kind != "kernel" or not last.holders or not {holder.pid for holder in last.holders} <= children:
+    if last.kind != "kernel" or not {holder.pid for holder in last.holders} <= children:
         return False
-    before = {holder.pid: holder.cpu_s for holder in records[0].holders}
-    return all(
-        holder.pid in before and holder.cpu_s - before[holder.pid] < IDLE_CORES * window_s for holder in last.holders
-    )
+    return _used_s(records) < IDLE_CORES * window_s
+
+
+def _used_s(records: Sequence[LockFile]) -> float:
+    """CPU time that the holders have used meanwhile; infinite: no holder was seen all the while."""
+    first, last = ({holder.pid: holder.cpu_s for holder in record.holders} for record in (records[0], records[-1]))
+    if not last or not last.keys() <= first.keys():
+        return math.inf
+    return sum(cpu_s - first[pid] for pid, cpu_s in last.items())
 
 
 def _is_stale(file: LockFile) -> bool:

@@ -130,3 +130,22 @@ def test_held_by_a_forked_process(stage: Stage, kind: str, child: bool, cpu_s: l
     seen = found.ranks[0].lockfile
     assert (seen.inherited, seen.stuck, seen.advancing) == (inherited, inherited, not inherited)
     assert found.job.stall.stalled is inherited
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "every_s", "idle"),
+    [
+        ([0.2, 0.2, 0.2, 0.21], 3.0, True),
+        ([0.2, 0.2, 0.2, 0.2], 1.0, False),  # not watched for long enough
+        ([0.2, 0.3, 0.4, 0.5], 3.0, False),  # it may wait for data most of the time
+    ],
+)
+def test_held_by_another_program_that_does_nothing(
+    stage: Stage, cpu_s: list[float], every_s: float, idle: bool
+) -> None:
+    held = [replace(LEFT, kind="kernel", holders=(replace(WORKER, cpu_s=used),)) for used in cpu_s]
+    waits = [At([("build", 2)], records={"lockfile": look}) for look in held]
+    found = stage.facts(*[[at, in_c10d("barrier", ("build", 3))] for at in waits], every_s=every_s)
+    seen = found.ranks[0].lockfile
+    assert (seen.idle, seen.stuck, seen.advancing, seen.inherited) == (idle, idle, not idle, False)
+    assert found.job.stall.stalled is idle
