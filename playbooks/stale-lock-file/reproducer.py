@@ -1,10 +1,11 @@
 """Train a small ranker with DDP; its features are counted by an operator that torch compiles at the start.
 
-torchrun --nproc-per-node 3 reproducer.py [--variant baton|soft|cache|inside]
+torchrun --nproc-per-node 3 reproducer.py [--variant baton|soft|cache|inside|notebook]
 
 baton: the build of the operator was killed half-way, yesterday. soft: so was the download of a vocabulary, which a
 library of an older make guards with an empty file. cache: so was a home-made cache. inside: no process was killed;
-the tokeniser is built under a lock, and the rank that builds it waits for its peers.
+the tokeniser is built under a lock, and the rank that builds it waits for its peers. notebook: somebody's notebook, in
+which nothing runs, has the lock of the tokeniser.
 """
 
 import argparse
@@ -35,9 +36,26 @@ os.kill(os.getpid(), 9)
 """
 
 
+NOTEBOOK = """
+import sys, threading
+from filelock import FileLock
+lock = FileLock(sys.argv[1])
+lock.acquire()
+threading.Event().wait()
+"""
+
+
 def job_of_yesterday(path, says_who):
     path.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "-c", KILLED, str(path), "who" if says_who else ""], check=False)
+
+
+def start_notebook(lock):
+    """Not as a child: a shell starts it, and ends."""
+    subprocess.run(["sh", "-c", '"$0" -c "$1" "$2" &', sys.executable, NOTEBOOK, str(lock)], check=True)
+    while not lock.exists():
+        time.sleep(0.1)
+    time.sleep(0.5)  # from its creation to the lock
 
 
 def cache_of(rank):
@@ -96,6 +114,13 @@ def build_tokenizer(rank):
         dist.barrier()
 
 
+def find_tokenizer(folder):
+    with FileLock(str(folder / "tokenizer.lock")):
+        built = folder / "tokenizer.json"
+        if not built.exists():
+            built.write_text("{}")
+
+
 def prepare(variant, rank):
     folder = cache_of(rank)
     if variant == "baton":
@@ -104,6 +129,8 @@ def prepare(variant, rank):
         fetch_vocabulary(folder)
     elif variant == "cache":
         FeatureCache(folder).fill()
+    elif variant == "notebook":
+        find_tokenizer(folder)
     else:
         build_tokenizer(rank)
 
@@ -112,6 +139,10 @@ def leave_behind(variant, rank):
     name = {"baton": "lock", "soft": "vocabulary.txt.lock", "cache": "features.lock"}.get(variant)
     if name and rank == SLOW_RANK:
         job_of_yesterday(cache_of(rank) / name, says_who=variant == "cache")
+    if variant == "notebook":
+        cache_of(rank).mkdir(parents=True, exist_ok=True)
+        if rank == SLOW_RANK:
+            start_notebook(cache_of(rank) / "tokenizer.lock")
 
 
 class Ranker(nn.Module):
@@ -139,7 +170,7 @@ def train(rank, steps, first=0):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=("baton", "soft", "cache", "inside"), default="baton")
+    parser.add_argument("--variant", choices=("baton", "soft", "cache", "inside", "notebook"), default="baton")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
