@@ -17,7 +17,7 @@ def missing_ranks(targets: Sequence[Target]) -> tuple[Target, ...]:
     """Missing ranks of jobs that run only on this host, with negative PIDs.
 
     A job with its store on loopback cannot have ranks elsewhere. A job with an unknown rank number is left out, and so
-    is one with too many missing ranks to name: see `mass_absences`.
+    are one with a number that two processes have, and one with too many missing ranks to name: see `mass_absences`.
     """
     return tuple(
         replace(first, pid=-1 - rank, start_ticks=0, rank=rank, local_rank=None, children=())
@@ -48,7 +48,8 @@ def _local(targets: Sequence[Target]) -> Iterator[tuple[Target, int, set[int | N
         jobs[target.job].append(target)
     for members in jobs.values():
         first, numbers = members[0], {member.rank for member in members}
-        if None not in numbers and first.world_size is not None and on_loopback(first.master):
+        numbered = None not in numbers and len(numbers) == len(members)
+        if numbered and first.world_size is not None and on_loopback(first.master):
             yield first, first.world_size, numbers
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hangdoc.discovery.process_table import Table
@@ -32,7 +32,8 @@ def split_jobs(parts: Sequence[Part], table: Table) -> list[list[Part]]:
     """Split the processes of one rendezvous address into jobs.
 
     There are several jobs if a rank number occurs twice, or if the processes of one parent are a complete job. Then
-    processes with the same parent belong together, grouped in order of start. An anonymous process unrelated to the
+    processes with the same parent belong together, grouped in order of start; they stay one job if they are as many as
+    it has ranks, with a few numbers given twice. An anonymous process unrelated to the
     numbered ranks belongs to none of their jobs.
     """
     stated = [part for part in parts if part.number is not None]
@@ -64,6 +65,22 @@ def _by_parent(parts: Sequence[Part], table: Table) -> list[list[Part]]:
     return [job for group in places.values() for job in _by_start(group, table)]
 
 
+def _is_misnumbered(parts: Sequence[Part], table: Table) -> bool:
+    """True if these are the processes of one job, of which a few were given a rank number of another.
+
+    They are as many as the job has ranks, and started together. Two jobs on part of their hosts may be as many, but
+    every number of theirs occurs twice.
+    """
+    numbers = {part.number for part in parts}
+    starts = [table.procs[part.pid].start_ticks / procfs.TICKS for part in parts]
+    return (
+        {part.world_size for part in parts} == {len(parts)}
+        and None not in numbers
+        and len(parts) < 2 * len(numbers)
+        and max(starts) - min(starts) <= START_WINDOW_S
+    )
+
+
 def _is_complete(parts: Sequence[Part]) -> bool:
     """True if every rank of their world size is there."""
     numbers: dict[int, set[int]] = defaultdict(set)
@@ -73,7 +90,10 @@ def _is_complete(parts: Sequence[Part]) -> bool:
     return any(count_absent(size, there) == 0 for size, there in numbers.items())
 
 
-def _by_start(parts: Iterable[Part], table: Table) -> Iterator[list[Part]]:
+def _by_start(parts: Sequence[Part], table: Table) -> Iterator[list[Part]]:
+    if _is_misnumbered(parts, table):
+        yield list(parts)
+        return
     jobs: list[list[Part]] = []
     for part in sorted(parts, key=lambda part: (table.procs[part.pid].start_ticks, part.pid)):
         free = (job for job in jobs if part.number is None or all(other.number != part.number for other in job))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -206,6 +207,7 @@ class RollCall:
     nodes: tuple[int, ...]  # missing nodes, if their numbers are known
     coming: bool  # a missing one was started, or is busy with something else
     missed: int = 0  # number of ranks known to be missing; `missing` lists them if they are few
+    doubled: frozenset[int] = frozenset()  # rank numbers that two processes have
 
     @property
     def named(self) -> str | None:
@@ -227,7 +229,8 @@ def roll_call(case: Case, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arr
         return _of_hosts(waiting, here)
     size = case.job(WorldJob).size
     kin = {one.number for arrived in waiting.values() if arrived.meeting for one in arrived.meeting.kin}
-    present = {n for key in seen if (n := case.ranks[key].target.rank) is not None}
+    numbers = Counter(n for key in seen if (n := case.ranks[key].target.rank) is not None)
+    present, doubled = set(numbers), frozenset(rank for rank, times in numbers.items() if times > 1)
     there = present | kin
     busy = len(waiting) < len(seen)
     if size is None or any(case.ranks[key].target.rank is None for key in seen) or None in kin:
@@ -235,12 +238,12 @@ def roll_call(case: Case, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arr
     served = _served(waiting)
     known = here or (served is not None and served <= len(there))  # no unseen rank has arrived
     missing = limits.absent_ranks(size, there) if known else ()
-    come = max(len(there), served or 0)
+    come = len(there) if doubled else max(len(there), served or 0)
     lacking = max(0, size - come) if here or served is not None else None
     # A rank that was started but has not connected is on its way.
     coming = busy or (bool(kin - present) and (served is None or served < len(there)))
     missed = limits.count_absent(size, there) if known else 0
-    return RollCall(size, come, missing, lacking, False, here, (), coming, missed)
+    return RollCall(size, come, missing, lacking, False, here, (), coming, missed, doubled)
 
 
 def _served(waiting: Mapping[Key, Arrival]) -> int | None:

@@ -27,6 +27,7 @@ from hangdoc.analysis.thresholds import (
     WATCHED_S,
 )
 from hangdoc.evidence import Holder, RankEvidence
+from hangdoc.formatting import name_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class StartupFacts:
     holder_pid: int | None = None
     holder_age_s: float | None = None
     sure: bool | None = None  # the holder is certainly unrelated: it is part of no training job
+    doubled: bool = False  # another process of the job has its rank number
     lingers: bool | None = None  # it has not joined, and only sleeps and retries while its peers wait for long
     stuck: bool | None = None
 
@@ -67,6 +69,7 @@ class StartupJob:
     lacking: int | None = None  # how many have not arrived; 0: all are there
     absent: tuple[Suspect, ...] = ()  # the ranks in `missing`
     named: str | None = None  # who is missing: "rank 2", "ranks 4-5 (node 2)", "1 host"
+    doubled: str | None = None  # the ranks whose numbers two processes have: "rank 1"
     strangers: tuple[Suspect, ...] = ()  # unrelated processes that listen at the rendezvous address
     displaced: tuple[Suspect, ...] = ()  # rank 0, which should listen there, and the strangers
     barred: bool = False  # a rank waits for the answer of a stranger
@@ -91,6 +94,8 @@ class StartupDetector(Detector[StartupFacts, StartupJob]):
         facts = {
             key: _facts(case, key, seen.get(key), strangers.get(key), key in waiting, in_vain) for key in case.ranks
         }
+        twice = [key for key in seen if case.ranks[key].target.rank in roll.doubled]
+        facts |= {key: replace(facts[key], doubled=True) for key in twice}
         if barred:  # a rank that retries again and again does not connect either
             facts = {key: replace(one, stuck=one.stuck or _retries(case, key) or None) for key, one in facts.items()}
         waits = [one.waited_s for one in facts.values() if one.waits and one.waited_s is not None]
@@ -110,6 +115,7 @@ class StartupDetector(Detector[StartupFacts, StartupJob]):
             lacking=roll.lacking,
             absent=tuple(Suspect(rank, None, hosts.get(rank)) for rank in roll.missing),
             named=roll.named,
+            doubled=name_ranks(sorted(roll.doubled)) if roll.doubled else None,
             strangers=_suspects(strangers),
             displaced=(*_servers(case, strangers), *_suspects(strangers)),
             barred=barred,

@@ -58,6 +58,14 @@ CASES = {
         [*ranks("a", (0, 3, A), (1, 3, A), threads=GLOO), *ranks("a", (2, 3, B))],
         [{"a0", "a1", "a2"}],
     ),
+    "a launcher that gave one number twice": (
+        [*ranks("a", (0, 3, A), (1, 3, A)), *ranks("b", (1, 3, A))],
+        [{"a0", "a1", "b1"}],
+    ),
+    "parts of two jobs that one shell started": (
+        ranks("a", (0, 4, A), (1, 4, A)) + ranks("b", (0, 4, A), (1, 4, A)),
+        [{"a0", "a1"}, {"b0", "b1"}],
+    ),
     "two jobs on two ports": (
         ranks("a", (0, 2, A), (1, 2, A)) + ranks("b", (0, 2, B), (1, 2, B)),
         [{"a0", "a1"}, {"b0", "b1"}],
@@ -79,6 +87,13 @@ def test_which_ranks_are_one_job(name: str, tmp_path: Path) -> None:
     for target in found.targets:
         jobs.setdefault(target.job, set()).add(names[target.pid])
     assert sorted(jobs.values(), key=min) == wanted
+
+
+def test_no_rank_is_absent_from_a_job_that_gave_one_number_twice(tmp_path: Path) -> None:
+    """Its launcher never started that rank."""
+    tree, _ = CASES["a launcher that gave one number twice"]
+    with running(node("root", tree), tmp_path) as pids:
+        assert discover([pids["root"]]).absent == ()
 
 
 def test_the_rest_of_a_job_has_its_absent_rank(tmp_path: Path) -> None:

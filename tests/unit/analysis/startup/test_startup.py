@@ -105,6 +105,15 @@ def test_two_of_three_have_arrived() -> None:
     assert found.stall.stalled
 
 
+def test_a_number_that_two_processes_have() -> None:
+    """All three are connected to the store, but rank 2 is none of them."""
+    meeting = Rendezvous(HERE, PORT, (HERE,), True, STORE, 3, timeout_s=1800.0)
+    found = facts(One(0, meeting=meeting), One(1, meeting=meeting), One(1, meeting=meeting, pid=300))
+    assert [rank.startup.doubled for rank in found.ranks] == [False, True, True]
+    assert (found.job.startup.doubled, found.job.startup.missing, found.job.startup.lacking) == ("rank 1", (2,), 1)
+    assert found.job.stall.stalled
+
+
 @pytest.mark.parametrize(
     ("size", "named"), [(130, "ranks 2-129"), (512, "510 of 512 ranks"), (10**6, "999,998 of 1,000,000 ranks")]
 )
