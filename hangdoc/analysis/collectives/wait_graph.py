@@ -61,7 +61,10 @@ class WaitGraphJob:
     groups: int  # distinct groups in which a rank waits
     cycle: tuple[int, ...]  # ranks that wait for each other in a cycle
     mixed: bool  # the cycle contains both collectives and sends or receives
-    parted: tuple[int, ...]  # of the cycle: the pair whose send and receive cannot match, or one rank; empty: unknown
+    strayed: tuple[int, ...]  # of a mixed cycle: the few that went on to a collective
+    parted: tuple[
+        int, ...
+    ]  # of the cycle: the pair whose send and receive cannot match, or one rank; empty: unknown, or strayed
     roots: tuple[int, ...]  # ranks that others wait for and that wait for nobody
     crossed: bool  # in some group every member waits, but not in the same operation or at the same site
     crossed_by: str | None  # operation | site
@@ -128,15 +131,13 @@ def _job(graph: WaitGraph, places: Mapping[int, Thread], outliers: Collection[in
     crossed = [members.crossed_by for members in graph.members.values() if members.crossed_by]
     collective = [wait.group for wait in graph.waiting.values() if not wait.p2p and wait.group is not None]
     cycle = _ranks(cycle_nodes(graph.edges))
-    mixed = len({graph.waiting[rank].p2p for rank in cycle}) > 1
-    # Which half of a pair is missing is unknown, unless the minority went on to a collective.
-    minority = [graph.waiting[rank] for rank in cycle if rank in outliers]
-    known = mixed and bool(minority) and not any(wait.p2p for wait in minority)
+    strayed = _strayed(cycle, graph, outliers)
     return WaitGraphJob(
         groups=len(graph.members),
         cycle=cycle,
-        mixed=mixed,
-        parted=() if known else _parted(cycle, graph, places),
+        mixed=len({graph.waiting[rank].p2p for rank in cycle}) > 1,
+        strayed=strayed,
+        parted=() if strayed else _parted(cycle, graph, places),
         roots=graph.roots,
         crossed=bool(crossed),
         crossed_by=min(crossed, default=None),
@@ -283,6 +284,18 @@ def _waited_by(
                 found[end].append((rank,))
     # If half of a group waits for the other half, all absent members share one tuple of waiting members.
     return {rank: parts[0] if len(parts) == 1 else tuple(sorted(set().union(*parts))) for rank, parts in found.items()}
+
+
+def _strayed(cycle: Collection[int], graph: WaitGraph, outliers: Collection[int]) -> tuple[int, ...]:
+    """The ranks of the cycle that went on to a collective, if they are few, or further than their peers in the script.
+
+    Which half of a pair is missing is unknown otherwise: a rank skipped its call, or its peer made one too many.
+    """
+    gone = tuple(rank for rank in cycle if not graph.waiting[rank].p2p)
+    if len(gone) < len(cycle) - len(gone):
+        return gone
+    minority = tuple(rank for rank in cycle if rank in outliers)
+    return minority if len(gone) < len(cycle) and set(minority) <= set(gone) else ()
 
 
 def _parted(cycle: Collection[int], graph: WaitGraph, places: Mapping[int, Thread]) -> tuple[int, ...]:

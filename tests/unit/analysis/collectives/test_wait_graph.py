@@ -183,6 +183,21 @@ def test_a_cycle_closed_by_a_collective(ranks: list[At], mixed: bool) -> None:
     assert facts(*ranks).job.wait_graph.mixed is mixed
 
 
+@pytest.mark.parametrize(
+    ("ranks", "strayed"),
+    [
+        pytest.param(
+            [p2p(SEND, dst=1), p2p(SEND, dst=2, line=20), At(line=30)], (2,), id="stages in loops of their own"
+        ),
+        pytest.param([At(line=30), p2p(RECV, src=0), p2p(RECV, src=1)], (0,), id="the first stage"),
+        pytest.param([p2p(SEND, dst=1), At(line=30)], (1,), id="of two, the one that is further"),
+        pytest.param([p2p(RECV, src=1), At(line=30), At(line=30)], (), id="most are in the collective"),
+    ],
+)
+def test_a_rank_that_left_a_pipeline_for_a_collective(ranks: list[At], strayed: tuple[int, ...]) -> None:
+    assert facts(*ranks).job.wait_graph.strayed == strayed
+
+
 def waiting(peer: int, sends: bool = False, tag: int = 0, started: tuple[Transfer, ...] = (), **more: Any) -> At:
     """`req.wait()` for a send or receive; `started`: what is pending beside it."""
     own = Transfer(sends, peer, tag, DEFAULT, ("req",))
