@@ -22,11 +22,14 @@ from hangdoc.analysis.job.blocking import advancing_ranks, stuck_ranks
 from hangdoc.analysis.locks.lock_files import LockFileFacts
 from hangdoc.analysis.locks.mutexes import MutexFacts, waits_for_thread
 from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
+from hangdoc.analysis.ranks.call_path import threads_of
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
+from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.process import process_looks, was_held
 from hangdoc.analysis.ranks.progress import ProgressFacts, looks_at
 from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.ranks.training_thread import runs_remote_call
 from hangdoc.analysis.startup.startup import StartupFacts, StartupJob
 from hangdoc.analysis.thresholds import (
     APART_S,
@@ -44,7 +47,6 @@ from hangdoc.evidence import Process, Sockets, Stacks
 # Waits that end by themselves, or from outside the job. Any other wait may be for a lock, a thread or a dead disk.
 OUTSIDE = frozenset({"sleep", "input", "readline", "accept", "recv", "select", "poll", "pause"})
 READS = frozenset({"input", "read", "readinto", "readline", "recv"})  # what they wait for may never come
-RPC_CALLS = "torch/distributed/rpc/internal.py"
 EXPLAIN_WAITS = frozenset({"io", "locks", "lockfile"})  # probes that show what another wait is for
 
 
@@ -204,25 +206,29 @@ def _trains(case: Case, key: Key) -> bool:
 
 
 def _is_answered(case: Case, key: Key) -> bool:
-    """True if a rank that waits for a remote call got an answer and waits for another: its main thread has run.
+    """True if a rank that waits for a remote call got an answer and waits for another: its thread has run.
 
     The thread sleeps until the answer comes. Without a look in between, the two waits look the same.
     """
+    tid = _judged_tid(case, key)
     looks = process_looks(case, key)
     recent = [process for at_s, process in looks if at_s >= looks[-1][0] - STILL_S]
-    return any(not was_held(a, b) and _switches(a) != _switches(b) for a, b in pairwise(recent))
+    return any(not was_held(a, b) and _switches(a, tid) != _switches(b, tid) for a, b in pairwise(recent))
 
 
 def _serves(case: Case, key: Key) -> bool:
-    """True if a thread of the rank runs a call of a peer, which may take its time."""
-    stacks = case.record(key, "stacks")
-    threads = stacks.threads if isinstance(stacks, Stacks) else ()
-    frames = (frame for thread in threads for frame in thread.frames)
-    return any(one.function == "_run_function" and one.file.endswith(RPC_CALLS) for one in frames)
+    """True if another thread of the rank runs a call of a peer, which may take its time."""
+    tid = _judged_tid(case, key)
+    return any(runs_remote_call(other.path) for other in threads_of(case, key) if other.stack.tid != tid)
 
 
-def _switches(process: Process) -> list[int | None]:
-    return [thread.voluntary for thread in process.threads if thread.tid == process.pid]
+def _judged_tid(case: Case, key: Key) -> int | None:
+    thread = judged_thread(case, key)
+    return thread.stack.tid if thread is not None else None
+
+
+def _switches(process: Process, tid: int | None) -> list[int | None]:
+    return [thread.voluntary for thread in process.threads if thread.tid == tid]
 
 
 def _undecided(case: Case, key: Key) -> bool:

@@ -193,7 +193,10 @@ def _default_group(groups: ProcessGroups | None) -> int | None:
 def _facts(
     paths: Sequence[CallPath], names: Sequence[str | int], context: ProcessContext, stopped: bool, chosen: int
 ) -> tuple[StackFacts, Sequence[int]]:
-    """The facts of all ranks with threads of these names at these paths, and the indices of the threads that wait."""
+    """The facts of all ranks with threads of these names at these paths, and the threads that wait in a group.
+
+    A remote call uses no process group.
+    """
     phases = [phase_of(path, context) for path in paths]
     path, name, (phase, op) = paths[chosen], names[chosen], phases[chosen]
     if stopped:
@@ -223,7 +226,7 @@ def _facts(
         shared_group=False if waiting else None,
         spins=context.busy if phase in WAITING else None,
     )
-    return facts, waiting
+    return facts, [i for i in waiting if not (phases[i][1] or "").startswith("rpc")]
 
 
 def _format_operation(name: str | int, path: CallPath, op: str | None) -> str:

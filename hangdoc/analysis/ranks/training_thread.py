@@ -23,6 +23,9 @@ FOR_THREAD = re.compile(
     r"/threading\.py:(join|_wait_for_tstate_lock)$|/concurrent/futures/\w+\.py:(result|wait|shutdown)$"
 )
 
+RPC_CALLS = "torch/distributed/rpc/internal.py"  # `_run_function` runs a call of a peer
+RPC_SHUTDOWN = "rpc shutdown"  # operation of a thread that waits until no rank has a call to make
+
 Phase = tuple[str, "str | None"]
 Start = tuple[tuple[str, str], ...]  # file and function of its outermost frames, up to the first of the user
 MAIN: Start = ()
@@ -71,6 +74,10 @@ def _choose(case: Case, threads: Sequence[Thread], context: ProcessContext) -> i
     main = _main([thread.stack for thread in threads])
     phases = [phase(case, thread.path, context) for thread in threads]
     others = [at for at, thread in enumerate(threads) if at != main and (_trains(phases[at]) or thread.path.own)]
+    if phases[main] == ("collective", RPC_SHUTDOWN):
+        calls = [at for at in others if threads[at].path.own and runs_remote_call(threads[at].path)]
+        if calls:  # what a peer has asked for is all that the rank does
+            return max(calls, key=lambda at: (_trains(phases[at]), -at))
     idle = phases[main][0] in ("idle", "unknown")
     if not idle and not (others and _is_parked(case, threads[main].path, phases[main], context)):
         return main
@@ -101,6 +108,12 @@ def _is_parked(case: Case, path: CallPath, found: Phase, context: ProcessContext
         return False
     alone = phase(case, path, context._replace(busy=False))
     return alone[0] == "idle" and (alone[1] is not None or not path.own)
+
+
+@per_path
+def runs_remote_call(path: CallPath) -> bool:
+    """True of a thread that runs what a peer has called."""
+    return any(step.function == "_run_function" and step.file.endswith(RPC_CALLS) for step in path.steps)
 
 
 @per_path
