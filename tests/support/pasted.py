@@ -48,6 +48,7 @@ GROUPS = (
     "twentythird",
     "twentyfourth",
     "twentyfifth",
+    "twentysixth",
 )
 CLASSES = (
     "collective_wait",
