@@ -41,6 +41,9 @@ OFTEN = Threshold(0.3, "share of the looks", "chosen: more than the few looks th
 
 REPORTERS = Threshold(2, "ranks", "chosen: one rank that reports a timeout says nothing of those that report none")
 FIRST_CALLS = Threshold(2, "collectives", "NCCL connects the ranks of a group in its first ones")
+SAME_GROUP = Threshold(
+    1000, "collectives", "chosen: no rank queues so many ahead of its peers; it counts another group's"
+)
 RAS_BEHIND = Threshold(2, "operations", "NCCL's guide: RAS asks ranks one after another, so that one more is usual")
 SAME_PLACE = Threshold(2, "iterations", "chosen: ranks in step differ by one, and a bar is drawn before or after it")
 FEW_ABSENT = Threshold(0.5, "of the ranks that report", "chosen: a copied text lacks the lines of more ranks by chance")

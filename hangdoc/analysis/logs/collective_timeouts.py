@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hangdoc.analysis import Key
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, number, numbers
-from hangdoc.analysis.thresholds import FEW_ABSENT, RAS_BEHIND, REPORTERS
+from hangdoc.analysis.thresholds import FEW_ABSENT, RAS_BEHIND, REPORTERS, SAME_GROUP
 from hangdoc.evidence import limits
 from hangdoc.evidence.logs import LOST, LogEvent
 from hangdoc.formatting import name_ranks
@@ -173,7 +173,8 @@ def ranks_behind(group: Group, logs: JobLogs) -> dict[int, Behind]:
                 idle = group.completed.get(rank, newest) == newest  # otherwise it waits itself, in an older one
                 found.setdefault(rank, Behind(f"its newest collective is {newest}; its peers wait in {front}", idle))
         for rank, sequence in group.timed_out.items():
-            if sequence is not None and sequence < front and rank not in group.enqueued:
+            behind = sequence is not None and 0 < front - sequence < SAME_GROUP
+            if behind and rank not in group.enqueued:
                 found.setdefault(rank, Behind(f"it timed out in collective {sequence}; its peers in {front}"))
     if not group.timed_out:
         return found if len(found) < len(found.keys() | group.failed.keys()) or group.named or group.slow else {}

@@ -96,7 +96,7 @@ class ReportedPortsDetector(Detector[object, PortsJob]):
             unstable=on_hosts(case, _suspects(_known(unstable))),
             unstable_text=_told(unstable),
             reported=any("port error" in event.fields.get("event", "") for event in logs.all("ib_event")),
-            blamed=on_hosts(case, _suspects(slow or other or _known(erring) or down)) or measured,
+            blamed=on_hosts(case, _suspects(slow or other or _known(erring) or down or _unreached(logs))) or measured,
             suffers=any(True for _ in logs.all(*TIMEOUTS, "ib_error", "connect_failed", "connection_closed")),
             rejects=on_hosts(case, _suspects(_known(host for host, _ in rejects))),
             reject_text=rejects[0][1].text if rejects else None,
@@ -233,6 +233,14 @@ def _lost(logs: JobLogs, large: bool) -> str | None:
         if is_large == large and (number(event, "percent") or 0) >= LOST_PINGS:
             return f"ping of {event.fields.get('bytes')} bytes to {event.fields.get('to')}: {event.text}"
     return None
+
+
+def _unreached(logs: JobLogs) -> list[str]:
+    """The one host that pings of full size do not reach, while they reach most others."""
+    pings = [event for event in logs.all("path_loss") if (number(event, "bytes") or 0) > PLAIN_PING]
+    lost = {event.fields.get("to", "") for event in pings if (number(event, "percent") or 0) >= LOST_PINGS}
+    reached = {event.fields.get("to", "") for event in pings} - lost
+    return list(lost) if len(lost) == 1 and len(reached) > 1 else []
 
 
 def _lossy(logs: JobLogs) -> Mapping[str | None, str]:

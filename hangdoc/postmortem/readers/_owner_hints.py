@@ -27,7 +27,10 @@ MAX_HEADING = 200  # characters of a heading
 MAX_PROSE = 1_000  # characters of a line of prose
 LOCAL_PIDS = -(10**5)  # stands for the PID of GPU 0 of a host, below it those of its other GPUs
 
-_RANK = re.compile(r"(?<![A-Za-z_])(?:(?:global|world)[ _-]?)?rank[\s:=#_-]{0,4}(\d{1,6})(?!\d)", re.IGNORECASE)
+_RANK = re.compile(  # `rank 3`, `global_rank=3`, `local rank 0 (global 8)`
+    r"(?<![A-Za-z_])(?:(?:(?:global|world)[ _-]?)?rank[\s:=#_-]{0,4}|(?<=\()global[ :=]{1,3})(\d{1,6})(?!\d)",
+    re.IGNORECASE,
+)
 _RANKS = re.compile(
     r"(?<![A-Za-z_])ranks?[\s:=#_\[(-]{0,4}"
     r"(\d{1,6}(?:\s{0,2}(?:,(?: and)?|and|&|-|\u2013|to|through|thru|\.\.)\s{0,2}(?:rank )?\d{1,6}){1,64})(?![\w.])",
@@ -282,6 +285,8 @@ class OwnerHints:
             return
         spoke = _SPOKE.match(text)
         self._spoke = int(spoke[1]) if spoke else None
+        if self._spoke is not None and self._spoke != self.rank:
+            self.rank = None  # what the heading announced is over
         if len(text) > MAX_HEADING and not _LISTED.search(text):
             self._observe_end(text)
             return
@@ -333,6 +338,7 @@ class OwnerHints:
 
     def _observe_prompt(self, prompt: Prompt) -> None:
         """The host of the prompt, and the process that its command names."""
+        self._spoke = None
         if self._asked:  # the output of the command before is over
             self.rank = self.pid = self.local = None
             self.updated = self._asked = False

@@ -64,6 +64,13 @@ _PATH = re.compile(
     r"([KMG])(?:bits?/s(?:ec)?|bps|b/s|bit/s)"
 )
 _PING = re.compile(rf"PING ({_NAME})(?: \(({_ADDRESS})\))? (\d{{1,6}})\(\d{{1,6}}\) bytes")
+# The command, whose output may be cut to its last lines: `ping -q -c3 -M do -s 8972 n4 | tail -2`, `... $h | tail -2`
+_PINGS = re.compile(
+    rf"\bping(?P<options>(?: -[A-Za-z][\w.]{{0,8}}(?: [\w.]{{1,8}})?){{0,12}}?) (?P<to>{_NAME}|\$\{{?\w{{1,20}}\}}?)\s*"
+    r"(?:$|[;|&]|\d?>)"
+)
+_PING_SIZE = re.compile(r" -s ?(\d{1,6})\b")
+_PING_BYTES = 56  # without -s
 _PINGED = re.compile(r"(\d{1,7}) packets transmitted, (\d{1,7}) received,.{0,40}? (\d{1,3}(?:\.\d{1,9})?)% packet loss")
 # `REJECT  all  --  0.0.0.0/0 ... reject-with`, and the kernel's log of a rule: `IN=eth0 OUT= SRC=... DST=... DPT=...`
 _RULE = re.compile(
@@ -132,7 +139,7 @@ class _Reading:
     asked: str = ""  # package whose bare version a command asked for
     ports: bool = False  # the ports that a firewall lets in follow
     looped: frozenset[str] = frozenset()  # hosts over which a loop of the shell runs
-    pinged: tuple[str, int] | None = None  # host and bytes of the ping that runs
+    pinged: list[tuple[str, int]] = field(default_factory=list)  # host and bytes of each ping whose result follows
     events: list[tuple[str | None, LogEvent]] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)  # address -> name
 
@@ -191,8 +198,16 @@ def _read_line(reading: _Reading, text: str) -> None:
         text = found[1]
     if "ethtool" in text and (counting := set(_COUNTING.findall(text))):
         reading.counted = counting.pop() if len(counting) == 1 else ""
+    hosts_of_loop: list[str] = []
     if "for " in text and (loop := _LOOP.search(text)):
-        reading.looped = frozenset(filter(_is_host, loop[1].split()))
+        hosts_of_loop = list(filter(_is_host, loop[1].split()))
+        reading.looped = frozenset(hosts_of_loop)
+    if "ping " in text and (pings := _PINGS.search(text)):
+        size = _PING_SIZE.search(pings["options"])
+        asked_hosts = hosts_of_loop if pings["to"].startswith("$") else [pings["to"]]
+        reading.pinged = [(to, int(size[1]) if size else _PING_BYTES) for to in asked_hosts]
+    elif command:
+        reading.pinged = []
     if ("version" in text and (asked := _ASKED.search(text))) or (
         "/sys/class/net/" in text and (asked := _ASKED_PORT.search(text))
     ):
@@ -305,11 +320,10 @@ def _path(reading: _Reading, text: str) -> None:
         mbit = float(rate[3]) * _FACTOR[rate[4]]
         reading.add(None, "path_rate", text, **{"from": rate[1], "to": rate[2], "mbit": f"{mbit:g}"})
     if "PING" in text and (found := _PING.search(text)):
-        reading.pinged = found[1], int(found[3])
+        reading.pinged[:1] = [(found[1], int(found[3]))]
     elif reading.pinged and (found := _PINGED.search(text)):
-        host, size = reading.pinged
+        host, size = reading.pinged.pop(0)
         reading.add(None, "path_loss", text, to=host, bytes=str(size), percent=str(int(float(found[3]))))
-        reading.pinged = None
 
 
 def _firewall(reading: _Reading, text: str) -> None:

@@ -1,6 +1,6 @@
 """Source that is pasted beside stacks: lines with their numbers (editors, `nl`, pdb's `list`), or Python without any.
 
-The line above may name the file.
+The line above may name the file, and a command there that prints it the number of its first line: `sed -n 205,222p`.
 
 `source_excerpts` lays it under the frames of the stacks: it shows the loops, branches and locks around their lines.
 """
@@ -52,6 +52,12 @@ _STATEMENT = re.compile(
     r"|(?:[\w.\[\]'\", *()-]{1,200}?(?::\s?[\w.\[\], ]{1,60})?\s?(?:=|\+=|-=|\*=|/=)(?!=)\s?\S)"
     r"|(?:await )?[A-Za-z_][\w.\[\]'\"]{0,200}\(.{0,400}\)?|[)\]}]|\.{3}\s*$)"
 )
+# A command that prints a part of a file, from which line on: `$ sed -n 205,222p train.py`, `$ cat train.py`
+_PRINTS = re.compile(
+    r"[^\n]{0,80}?[$#%>] ?(?:sudo )?(?:sed -n ['\"]?(?P<sed>\d{1,6})(?:, ?(?P<to>\d{1,6}))?p['\"]?"
+    r"|awk ['\"]NR ?[>=]= ?(?P<awk>\d{1,6})[^'\"\n]{0,60}['\"]|cat|head(?: -n? ?(?P<most>\d{1,6}))?)"
+    r" (?P<file>[\w./+~-]{1,400}\.py)\s*"
+)
 _NO_SOURCE = re.compile(
     r'\s*(?:File "|Traceback|Thread |Process \d|\[?rank ?\d|#\d+ |\(gdb\)|\$ )|\w \([^()]{1,300}:\d+\)\s*$',
     re.IGNORECASE,
@@ -84,6 +90,21 @@ class PastedSourceReader:
         if isinstance(source, TextSource):
             known += _excerpts(source)[: MAX_EXCERPTS + MAX_FRAME_LINES - len(known)]
         return ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Printed:
+    """What a command prints of a file, in the lines below it."""
+
+    index: int  # of the command, in the text
+    file: str
+    first: int  # number of its first line
+    last: int  # and of its last one, at most
+
+    def number(self, index: int) -> int | None:
+        """Number of a line of the text in the file; None: the command has not printed it."""
+        number = self.first + index - self.index - 1
+        return number if number <= self.last else None
 
 
 @dataclass(slots=True)
@@ -170,16 +191,27 @@ def _told_lines(text: str) -> Iterator[SourceExcerpt]:
 def _runs(source: TextSource) -> Iterator[_Run]:
     """Rows of source, one after the other."""
     run: _Run | None = None
+    printed: _Printed | None = None
     above: list[str] = []
     for index, text in enumerate(source.head_text.split("\n")):
-        row = _row(text, source.listed.get(index), run) if len(text) <= MAX_ROW else None
-        if row is None and run is not None and not run.numbered and not text.strip():
+        command = _PRINTS.fullmatch(text) if len(text) <= MAX_ROW else None
+        if command:
+            printed = _printed(index, command)
+        elif printed is not None and printed.number(index) is None:
+            printed = None
+        bare = run is not None and (not run.numbered or printed is not None)
+        row = _row(text, source.listed.get(index), bare) if len(text) <= MAX_ROW and not command else None
+        if row is None and bare and not text.strip():
             row = (None, "")
+        if row is not None and row[0] is None and printed is not None:
+            row = (printed.number(index), row[1])
+        elif row is None and text.strip() and not command:
+            printed = None
         if run is not None and (row is None or not _goes_on(run, row) or len(run.rows) >= MAX_ROWS):
             yield run
             run = None
         if row is not None and (run is not None or row[1].strip()):
-            run = run or _Run(row[0] is not None, _file_above(above))
+            run = run or _Run(row[0] is not None, printed.file if printed is not None else _file_above(above))
             run.rows.append(row[1])
             run.numbers.append(row[0] or 0)
             run.code += not row[1].strip() or bool(_HEADER.match(row[1]) or _STATEMENT.match(row[1]))
@@ -189,8 +221,17 @@ def _runs(source: TextSource) -> Iterator[_Run]:
         yield run
 
 
-def _row(text: str, listed: int | None, run: _Run | None) -> tuple[int | None, str] | None:
-    """The number, if there is one, and the source of a line; None: it is no source."""
+def _printed(index: int, command: re.Match[str]) -> _Printed:
+    first = int(command["sed"] or command["awk"] or 1)
+    last = command["to"] or command["most"] or (command["sed"] and first) or MAX_NUMBER
+    return _Printed(index, command["file"], first, int(last))
+
+
+def _row(text: str, listed: int | None, bare: bool) -> tuple[int | None, str] | None:
+    """The number, if there is one, and the source of a line; None: it is no source.
+
+    `bare`: below a row without a number.
+    """
     if listed is not None:
         return listed, _BAR.sub("", text, count=1)
     if (found := _NUMBER.match(text)) and 0 < int(found[1]) <= MAX_NUMBER:
@@ -199,7 +240,7 @@ def _row(text: str, listed: int | None, run: _Run | None) -> tuple[int | None, s
         return None
     if _HEADER.match(text) or _STATEMENT.match(text):
         return None, text
-    return (None, text) if run is not None and not run.numbered and text[0] in " \t" else None
+    return (None, text) if bare and text[0] in " \t" else None
 
 
 def _goes_on(run: _Run, row: tuple[int | None, str] | None) -> bool:

@@ -66,6 +66,12 @@ _KEYED = re.compile(
     rf"(?<![\w.])(?:pid[=:] ?(\d{{2,9}}){_BETWEEN}rank[=:] ?(\d{{1,6}})"
     rf"|rank[=:] ?(\d{{1,6}}){_BETWEEN}pid[=:] ?(\d{{2,9}}))(?![\w.])"
 )
+# DeepSpeed's launcher (launcher/launch.py), behind the host that pdsh prints:
+# `n7: [...] process 811 spawned with command: ['python', '-u', 'train.py', '--local_rank=3']`
+_SPAWNED = re.compile(
+    rf"(?:\W{{0,4}}({NAME}): )?.{{0,160}}?\bprocess (\d{{2,9}}) spawned with command: "
+    r".{0,400}?--local[_-]rank[= ](\d{1,4})\b"
+)
 # In front of a line: `[r6@cn22]`, `rank6@cn22`.
 _RANK_AT = re.compile(rf"\W{{0,4}}r(?:ank[ _-]?)?(\d{{1,6}})@({NAME})")
 # A list by host: `rank layout: gx1 = 0..7, gx2 = 8..15`, `RANK per pod: master-0=0, worker-0=1`.
@@ -121,6 +127,8 @@ def seats_in(text: str) -> Iterator[Seat]:
     """The statements in a line."""
     if noted := _of_noted_process(text):
         yield noted
+    elif "spawned with command" in text and (spawned := _SPAWNED.match(text)):
+        yield Seat((), spawned[1], (int(spawned[2]),), locals=(int(spawned[3]),), listed=True)
     elif listed := PID_FIRST.fullmatch(text):
         yield Seat((int(listed[2]),), pids=(int(listed[1]),), listed=True)
     elif len(keyed := list(_KEYED.finditer(text))) == 1:

@@ -11,6 +11,7 @@ from hangdoc.postmortem.readers._owner_hints import MAX_ABOVE, OwnerHints, exami
 PROCESSES = {
     "rank 3 (pid 4117) on gn12:": ProcessRef(3, "gn12", 4117),
     "### rank 3": ProcessRef(3),
+    "node gn12, local rank 1 (global 3):": ProcessRef(3, "gn12"),
     "==> gn12 <==": ProcessRef(host="gn12"),
     "we think rank 3 and its loader are fine, as every rank before it was": ProcessRef(),
     "user@gn12:~$ py-spy dump --pid 4117": ProcessRef(None, "gn12", 4117),
@@ -25,6 +26,14 @@ def test_process_of_a_dump(text: str) -> None:
     hints = OwnerHints()
     hints.observe(text)
     assert hints.take() == PROCESSES[text]
+
+
+@pytest.mark.parametrize(("spoke", "rank"), [("[r03] step 7 loss 1.2", 3), ("[r04] step 7 loss 1.2", None)])
+def test_a_heading_ends_where_another_rank_speaks(spoke: str, rank: int | None) -> None:
+    hints = OwnerHints()
+    for text in ("rank 3, from our own hook:", spoke, "$ cat /proc/$(pgrep -f pt_data_worker | head -1)/stack"):
+        hints.observe(text)
+    assert hints.take() == ProcessRef(rank)
 
 
 @pytest.mark.parametrize(("lines", "rank"), [(2, 6), (MAX_ABOVE + 1, None)])

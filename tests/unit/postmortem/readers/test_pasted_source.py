@@ -38,6 +38,21 @@ def test_lines_with_numbers(text: str, tmp_path: Path) -> None:
     assert [row.strip() for row in found.rows] == ["p = infer(x)", "if rank == 0:", "p = gather(p)"]
 
 
+@pytest.mark.parametrize(
+    ("command", "numbers"),
+    [
+        ("$ sed -n 50,53p src/eval.py", (50, 51, 52, 53)),
+        ("me@n1:~/run$ sed -n '50,51p' src/eval.py", (50, 51)),
+        ("$ awk 'NR>=50 && NR<=53' src/eval.py", (50, 51, 52, 53)),
+        ("$ cat src/eval.py", (1, 2, 3, 4)),
+    ],
+)
+def test_lines_that_a_command_prints(command: str, numbers: tuple[int, ...], tmp_path: Path) -> None:
+    rows = "p = infer(x)\nif rank == 0:\n\n    p = gather(p)\n"
+    found = excerpts(f"{command}\n{rows}it hangs there:\n", tmp_path)[0]
+    assert (found.file, found.numbers) == ("src/eval.py", numbers)
+
+
 def test_lines_with_a_gap(tmp_path: Path) -> None:
     text = "loop.py:\n131  if bad(x):\n132      return skip()\n...\n139  x.backward()\n141  clip(x)\n"
     (found,) = excerpts(text, tmp_path)

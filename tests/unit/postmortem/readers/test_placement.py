@@ -75,6 +75,14 @@ def test_hosts(text: str, hosts: dict[int, str]) -> None:
     assert placement_of(text).hosts == hosts
 
 
+def test_processes_that_deepspeed_started() -> None:
+    """Its launcher gives the local rank of each; its mapping, the ranks of the host."""
+    mapping = "n6: global_rank_mapping=defaultdict(<class 'list'>, {'n6': [0, 1], 'n7': [2, 3]})\n"
+    spawned = "n7: [INFO] process 410{0} spawned with command: ['python', '-u', 'sft.py', '--local_rank={0}']\n"
+    placement = placement_of(mapping + spawned.format(0) + spawned.format(1))
+    assert placement.pids == {("n7", 4100): 2, ("n7", 4101): 3}
+
+
 @pytest.mark.parametrize(
     ("text", "pids"),
     [
