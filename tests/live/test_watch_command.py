@@ -162,5 +162,5 @@ def test_ranks_that_have_not_met_yet_are_found_by_their_parent(tmp_path: Path) -
     assert ranks.keys() == {0, 1, 2}, said.verdict
     assert ranks[0].endswith(("(train.py:5)", "(train.py:6)")), said.verdict  # before Python 3.12 in a <dictcomp>
     assert (said.verdict["findings"], said.code) == ([], 3), said.verdict
-    # Rank 0 makes no step, or is the one that the others wait for: which is seen first depends on the pace of the machine.
+    # Rank 0 makes no step, and the others wait for it: which of the two is said depends on the pace of the machine.
     assert all(part in said.verdict["note"] for part in ("ranks 1-2", "; rank 0: compute at ")), said.verdict
