@@ -1,6 +1,8 @@
 """Stacks written on one line, with the ranks that are there: chains of calls, tables of stacks, merged dumps.
 
 * `rank 3: main (train.py:80) -> step -> all_reduce`, also with `>`, `=>`, `<-`, `;` or arrows; `ranks 0-6: f (x.py:12)`
+* rows of a list of ranks: ` 24 wait (connection.py:931) <- _try_get_data`
+* a host with its ranks: `gx1 (0-7): all 8 f (x.py:12)`
 * a roll call: `ranks [0, 2]  stopped at  loop.py:90 in step`, and `via loop.py:121 in train` below it
 * merged stacks of xpu_timer (intelligent-machine-learning/dlrover, py_xpu_timer/stack_viewer.py):
   `main@train.py@0-7|;step@train.py@0-2/4-7|3 1`: the frame, the ranks that are in it, and those that are not
@@ -13,14 +15,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hangdoc.evidence import Frame, limits
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._frames import ThreadBuilder, python_frame, stacks_record
-from hangdoc.postmortem.readers._host_names import listed_numbers
+from hangdoc.postmortem.readers._host_names import is_host_name, listed_numbers
 from hangdoc.postmortem.readers._pasted_text import text_lines, without_time
+from hangdoc.postmortem.readers._text_source import TextSource, text_source
 
 MAX_LINE = 8_000  # characters
 MAX_CALLS = 200  # of one chain
@@ -37,6 +40,14 @@ _OWNER = re.compile(
     r"[\s:=|>\u2192-]{0,12}(?=\S)",
     re.IGNORECASE,
 )
+# A row of a list of ranks. Frames may be numbered as well, but each of them is another function.
+_ROW = re.compile(r"\s{1,8}(?P<rank>\d{1,6})[ :|]{1,4}(?=[A-Za-z<].{0,400}\.py:\d)")
+_LEAST_ROWS = 3
+_HOST_OF = re.compile(  # a host with its ranks
+    rf"\s{{0,8}}(?P<host>[A-Za-z][\w.-]{{0,60}}) ?[\[(](?:ranks? )?(?P<ranks>{_NUMBERS})[\])][ :]{{1,4}}"
+    r"(?:(?:all(?: \d{1,6})?|each|both)[ :]{1,4})?(?=[A-Za-z<].{0,400}\.py:\d)"
+)
+_HOST_ABOVE = re.compile(r"\s{0,8}([A-Za-z][\w.-]{0,60}) ?(?:[\[(][^\[\]()]{1,40}[\])])?:\s*")  # rows of ranks
 _OUTER_FIRST = r"\s{1,4}(?:-+>|=+>|\u2192|\u21d2|>+|\u203a|\u00bb)\s{1,4}"
 _INNER_FIRST = r"\s{1,4}(?:<-+|<=+|\u2190|\u21d0|<+|\u2039|\u00ab)\s{1,4}"
 _SEPARATORS = tuple(map(re.compile, (_OUTER_FIRST, _INNER_FIRST, r"\s{0,2};\s{0,2}")))
@@ -107,6 +118,7 @@ class _Stack:
     known: bool = True  # it names a file and a line, or a function of torch
     code: bool = True  # it looks like code, not like a list of what is done in turn
     open: bool = False  # frames may follow below it
+    host: str | None = None
 
 
 class CallChainReader:
@@ -117,17 +129,26 @@ class CallChainReader:
 
     def recognises(self, source: Source) -> bool:
         head = source.head_text
-        return any(map(_CHAIN_MARK.search, _marked_lines(head))) and bool(stacks_in(head.split("\n")))
+        marked = _marked_lines(head)
+        rows = isinstance(source, TextSource) and source.listed and any(True for _ in marked)
+        return bool((rows or any(map(_CHAIN_MARK.search, marked))) and stacks_in(_numbered(source, head.split("\n"))))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         if context.taken & DUMPS:
             return
-        for rank, frames in _by_rank(stacks_in(text_lines(source, context))):
+        source = text_source(source, context)
+        for rank, stack in _by_rank(stacks_in(_numbered(source, text_lines(source, context)))):
             thread = ThreadBuilder(0, "MainThread")
-            for frame in frames:
+            for frame in stack.frames:
                 thread.add(frame)
             if record := stacks_record([thread]):
-                yield Piece(ProcessRef(rank), "stacks", record)
+                yield Piece(ProcessRef(rank, stack.host), "stacks", record)
+
+
+def _numbered(source: Source, lines: Iterable[str]) -> Iterator[str]:
+    """The lines, with the numbers in front of them, as a listing of source has them, and a list of ranks as well."""
+    listed = source.listed if isinstance(source, TextSource) else {}
+    return (f" {listed[index]} {line}" if index in listed else line for index, line in enumerate(lines))
 
 
 def _marked_lines(text: str) -> Iterator[str]:
@@ -141,19 +162,27 @@ def _marked_lines(text: str) -> Iterator[str]:
             found = mark.search(text, end)
 
 
-def _by_rank(stacks: Sequence[_Stack]) -> Iterator[tuple[int, list[Frame]]]:
+def _by_rank(stacks: Sequence[_Stack]) -> Iterator[tuple[int, _Stack]]:
     """The newest stack of each rank."""
-    found = {rank: stack.frames for stack in stacks for rank in stack.ranks}
+    found = {rank: stack for stack in stacks for rank in stack.ranks}
     yield from sorted(found.items())
 
 
 def stacks_in(lines: Iterable[str]) -> list[_Stack]:
     """The stacks in a text; empty if one rank alone has some, or if none is known for sure."""
     found: list[_Stack] = []
+    rows: list[_Stack] = []
+    host: str | None = None  # of the rows
     for line in lines:
         if len(line) > MAX_LINE or len(found) >= MAX_STACKS:
             continue
         text = _PREFIX.sub("", without_time(line), count=1)
+        if row := _row(text):
+            rows.append(replace(row, host=host))
+            continue
+        found += _listed(rows)
+        rows, above = [], _HOST_ABOVE.fullmatch(text)
+        host = above[1] if above and is_host_name(above[1]) else None
         if found and found[-1].open and (via := _VIA.fullmatch(text)):
             calls = _chain(via["call"])
             if calls and len(found[-1].frames) < MAX_CALLS:
@@ -163,14 +192,30 @@ def stacks_in(lines: Iterable[str]) -> list[_Stack]:
             found.append(merged)
         elif (owner := _OWNER.match(text)) and (stack := _stack(_ranks(owner["ranks"]), text[owner.end() :])):
             found.append(stack)
+        elif (placed := _HOST_OF.match(text)) and (stack := _stack(_ranks(placed["ranks"]), text[placed.end() :])):
+            found.append(replace(stack, host=placed["host"] if is_host_name(placed["host"]) else None))
         elif found and text.strip():
             found[-1].open = False
+    found += _listed(rows)
     ranks = Counter(rank for stack in found for rank in stack.ranks)
     single = {rank for stack in found if len(stack.frames) == 1 for rank in stack.ranks}
     dumped = any(ranks[rank] > 1 for rank in single)  # the frames of a dump, one a line
     if len(ranks) < 2 or dumped or not any(stack.code and stack.known for stack in found):
         return []
     return found
+
+
+def _row(text: str) -> _Stack | None:
+    row = _ROW.match(text)
+    return _stack((int(row["rank"]),), text[row.end() :]) if row else None
+
+
+def _listed(rows: Sequence[_Stack]) -> Sequence[_Stack]:
+    """The rows, if they are those of several ranks, most of them at the same place."""
+    ranks = [stack.ranks[0] for stack in rows]
+    places = {(stack.frames[0].function, stack.frames[0].file) for stack in rows}
+    in_order = len(ranks) >= _LEAST_ROWS and ranks == sorted(set(ranks))
+    return rows if in_order and 2 * len(places) <= len(rows) + 1 else ()
 
 
 def _stack(ranks: tuple[int, ...], text: str) -> _Stack | None:

@@ -32,6 +32,11 @@ CHAINS = {
         "ranks [0, 1]  stopped at  x.py:12 in all_reduce\n    via  x.py:4 in main\nrank [2] stopped at x.py:9 in step",
         {0: "all_reduce main", 1: "all_reduce main", 2: "step"},
     ),
+    "rows below a host": (
+        "rank and its place\ngx1 (0-1): both all_reduce (x.py:12)\ngx2:\n 2 get (q.py:3) <- load (x.py:9)\n"
+        " 3 get (q.py:3) <- load (x.py:9)\n 4 get (q.py:3) <- load (x.py:9)",
+        dict.fromkeys((0, 1), "all_reduce") | dict.fromkeys((2, 3, 4), "get load"),
+    ),
     "merged stacks": (
         "main@t.py@0-2|;step@t.py@0/2|1 1\nmain@t.py@0-2|;save@t.py@1|0/2 1",
         {0: "step main", 1: "save main", 2: "step main"},
@@ -42,6 +47,7 @@ NONE = {
     "what ranks do in turn": "rank 0: preprocess -> barrier\nrank 1: barrier -> load",
     "prose": "rank 0: 2 nodes -> 4 nodes\nrank 1: fp16 -> bf16",
     "the frames of a dump": "[rank0]: all_reduce (x.py:2)\n[rank0]: main (x.py:1)\n[rank1]: all_reduce (x.py:2)",
+    "numbered frames of one rank": "rank 0:\n 0 all_reduce (x.py:2)\n 1 step (x.py:9)\n 2 main (x.py:1)",
     "unknown functions": "rank 0: main() -> step()\nrank 1: main() -> save()",
 }
 
