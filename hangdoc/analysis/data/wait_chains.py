@@ -181,7 +181,10 @@ class _Graph:
             if end in ("sleeps", "timer") and awaited.way in CONNECTED:
                 end = "silent"
             if end is None and len(way) < MAX_DEPTH and all(peer.pid != other.pid for other, _ in way):
-                yield from self.paths(peer, way)
+                for found in self.paths(peer, way):
+                    # The buffer is full, and the process that should read from it does something else, or nothing.
+                    unread = not links and waiter.writes and found[1] in ("clients", "unknown")
+                    yield (way, "silent", peer) if unread else found
             else:
                 yield way, end or "circle", peer
 
@@ -296,7 +299,8 @@ def _format_link(waiter: Waiter, awaited: Awaited, peer: str | None) -> str:
             of = f" of {peer}" if peer else ""
             return f"{'writes to' if waiter.writes else 'reads'} the named pipe {awaited.target}{of}"
         case "unix":
-            return f"waits on a Unix socket of {peer}" if peer else "waits on a Unix socket"
+            verb = "writes to" if waiter.writes and peer else "waits on"
+            return f"{verb} a Unix socket" + (f" of {peer}" if peer else "")
         case "tcp":
             return _format_connection(waiter, awaited, peer)
         case "clients":

@@ -115,6 +115,23 @@ def test_all_that_could_end_the_wait_must_be_unable_to(look: Chain) -> None:
     assert (seen.end, seen.certain, seen.stuck) == ("stopped", None, None)
 
 
+UNIX = Awaited("unix", "socket:[5]", (71,))
+SERVER = waiter(71, "python scorer.py", Awaited("other", "socket:[7]"), call="poll")
+
+
+@pytest.mark.parametrize(("writes", "end", "quiet"), [(True, "silent", True), (False, "unknown", None)])
+def test_a_process_that_does_not_read_what_a_rank_writes(writes: bool, end: str, quiet: bool | None) -> None:
+    """The buffer is full. A process from which a rank reads may be waiting for what it is to answer with."""
+    seen = facts(chain(rank(UNIX, call="send" if writes else "receive", writes=writes), SERVER), op="sendall")
+    assert (seen.end, seen.quiet) == (end, quiet)
+
+
+def test_a_process_that_reads_what_a_rank_writes_is_slow() -> None:
+    first = chain(rank(UNIX, call="send", writes=True), SERVER)
+    looks = [first, *(chain(first.threads[0], replace(SERVER, cpu_s=float(used))) for used in (1, 2, 3))]
+    assert facts(*looks, op="sendall").quiet is None
+
+
 SILENT = chain(rank(LOCAL, call="receive"), waiter(71, "server", CLIENTS, call="poll"))
 
 
