@@ -41,6 +41,9 @@ OFTEN = Threshold(0.3, "share of the looks", "chosen: more than the few looks th
 
 REPORTERS = Threshold(2, "ranks", "chosen: one rank that reports a timeout says nothing of those that report none")
 FIRST_CALLS = Threshold(2, "collectives", "NCCL connects the ranks of a group in its first ones")
+RENEWED = Threshold(
+    0.25, "of looks", "chosen: a batch is another tensor in about half of them, as memory is used again"
+)
 SAME_GROUP = Threshold(
     1000, "collectives", "chosen: no rank queues so many ahead of its peers; it counts another group's"
 )

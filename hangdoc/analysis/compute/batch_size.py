@@ -1,19 +1,23 @@
-"""Analysis `batch`: does the first dimension of the same variable differ between ranks in look after look?"""
+"""Analysis `batch`: does the first dimension of the same variable differ between ranks in look after look?
+
+A batch is another tensor in each step. A tensor that stays, such as a rank's part of the data, may have any size.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.call_path import Step, Thread
 from hangdoc.analysis.ranks.progress import Look, distinct, looks_at
-from hangdoc.analysis.thresholds import MIN_LOOKS, NEARLY_EQUAL, USUAL
+from hangdoc.analysis.thresholds import MIN_LOOKS, NEARLY_EQUAL, RENEWED, USUAL
 
 Name = tuple[str, str]  # function and variable
-NamedShape = tuple[Name, tuple[int, ...]]
+NamedShape = tuple[Name, tuple[int, ...], int | None]  # and the address of the tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,8 @@ class _Held(NamedTuple):
     """What a rank held in a variable."""
 
     shape: tuple[int, ...]  # in most looks
+    renewals: int  # how often it was another tensor than in the look before
+    pairs: int  # of such looks
     looks: frozenset[int]  # in which the variable was seen
 
 
@@ -46,6 +52,7 @@ class BatchSizeAnalysis(Analysis[BatchSizeFacts, None]):
     def derive(self, case: Case) -> tuple[dict[Key, BatchSizeFacts], None]:
         held = {key: _usual_shapes(case, key) for key in case.ranks}
         shared = set[Name].intersection(*[set(names) for names in held.values()]) if len(held) > 1 else set()
+        shared = {name for name in shared if _is_renewed([names[name] for names in held.values()])}
         outliers: dict[Name, dict[Key, BatchSizeFacts]] = {}
         for name in shared:
             shapes = {key: names[name].shape for key, names in held.items()}
@@ -95,15 +102,28 @@ def _usual_shapes(case: Case, key: Key) -> dict[Name, _Held]:
     for number, look in enumerate(looks):
         at[look.thread].append(number)
     shapes: dict[Name, dict[tuple[int, ...], list[int]]] = {}
+    addresses: dict[Name, dict[int, int | None]] = {}
     for look in distinct(looks):
-        for name, shape in _shapes(case, look):
+        for name, shape, address in _shapes(case, look):
             shapes.setdefault(name, {}).setdefault(shape, []).extend(at[look.thread])
+            addresses.setdefault(name, {}).update(dict.fromkeys(at[look.thread], address))
     found: dict[Name, _Held] = {}
     for name, seen in shapes.items():
         shape = max(seen, key=lambda shape: len(seen[shape]))
         if len(seen[shape]) >= USUAL * sum(map(len, seen.values())):
-            found[name] = _Held(shape, frozenset(seen[shape]))
+            found[name] = _Held(shape, *_renewals(addresses[name]), frozenset(seen[shape]))
     return found
+
+
+def _renewals(addresses: Mapping[int, int | None]) -> tuple[int, int]:
+    """Changes from one look to the next, and the number of such pairs. An unknown address may be another one."""
+    pairs = list(pairwise(addresses[number] for number in sorted(addresses)))
+    return sum(one is None or one != other for one, other in pairs), len(pairs)
+
+
+def _is_renewed(held: Sequence[_Held]) -> bool:
+    """False of a variable that keeps its tensor."""
+    return sum(one.renewals for one in held) >= RENEWED * sum(one.pairs for one in held)
 
 
 def _shapes(case: Case, look: Look) -> Iterator[NamedShape]:
@@ -111,8 +131,8 @@ def _shapes(case: Case, look: Look) -> Iterator[NamedShape]:
     for step in look.own:
         found = known.get(step)
         if found is None:
-            held = [(v.name, v.tensor.shape) for v in step.variables.values() if v.tensor is not None]
-            found = known[step] = [((step.function, name), shape) for name, shape in held if shape]
+            held = [(v.name, v.tensor.shape, v.address) for v in step.variables.values() if v.tensor is not None]
+            found = known[step] = [((step.function, name), shape, address) for name, shape, address in held if shape]
         yield from found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from hangdoc.analysis.compute.batch_size import SAME
 from tests.support.synthetic_evidence import At, Stage, tensor
@@ -39,6 +40,18 @@ def test_a_batch_that_is_smaller_in_every_look(stage: Stage) -> None:
 def test_shards_that_differ_by_a_sample_are_no_batches(stage: Stage, size: int, outlier: bool) -> None:
     facts = stage.facts(*[[with_batch(854), with_batch(854), with_batch(size)]] * 6)
     assert [rank.batch.outlier for rank in facts.ranks] == [False, False, outlier]
+
+
+@pytest.mark.parametrize(("renewed", "outlier"), [(False, None), (True, True)])
+def test_a_tensor_that_stays_is_no_batch(stage: Stage, renewed: bool, outlier: bool | None) -> None:
+    """The part of the data that a rank has may be of any size."""
+
+    def held(size: int, look: int) -> At:
+        part = replace(tensor("x", size, 16), address=4096 + (look % 2 if renewed else 0))
+        return At([("train_wrapped", 7)], variables={"train_wrapped": [part]}, state="R")
+
+    facts = stage.facts(*[[held(5200, look), held(6600, look)] for look in range(6)])
+    assert facts.ranks[0].batch.outlier is outlier
 
 
 def test_a_last_batch_is_not_a_smaller_batch(stage: Stage) -> None:
