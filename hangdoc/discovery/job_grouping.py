@@ -33,8 +33,8 @@ def split_jobs(parts: Sequence[Part], table: Table) -> list[list[Part]]:
 
     There are several jobs if a rank number occurs twice, or if the processes of one parent are a complete job. Then
     processes with the same parent belong together, grouped in order of start; they stay one job if they are as many as
-    it has ranks, with a few numbers given twice. An anonymous process unrelated to the
-    numbered ranks belongs to none of their jobs.
+    it has ranks, with a few numbers given twice. An anonymous process unrelated to the numbered ranks belongs to none
+    of their jobs.
     """
     stated = [part for part in parts if part.number is not None]
     unrelated = [part for part in parts if part.is_anonymous and stated and not _related(part, stated, table)]

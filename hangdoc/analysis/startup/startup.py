@@ -27,7 +27,6 @@ from hangdoc.analysis.thresholds import (
     WATCHED_S,
 )
 from hangdoc.evidence import Holder, RankEvidence
-from hangdoc.formatting import name_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,6 @@ class StartupJob:
     lacking: int | None = None  # how many have not arrived; 0: all are there
     absent: tuple[Suspect, ...] = ()  # the ranks in `missing`
     named: str | None = None  # who is missing: "rank 2", "ranks 4-5 (node 2)", "1 host"
-    doubled: str | None = None  # the ranks whose numbers two processes have: "rank 1"
     strangers: tuple[Suspect, ...] = ()  # unrelated processes that listen at the rendezvous address
     displaced: tuple[Suspect, ...] = ()  # rank 0, which should listen there, and the strangers
     barred: bool = False  # a rank waits for the answer of a stranger
@@ -115,7 +113,6 @@ class StartupDetector(Detector[StartupFacts, StartupJob]):
             lacking=roll.lacking,
             absent=tuple(Suspect(rank, None, hosts.get(rank)) for rank in roll.missing),
             named=roll.named,
-            doubled=name_ranks(sorted(roll.doubled)) if roll.doubled else None,
             strangers=_suspects(strangers),
             displaced=(*_servers(case, strangers), *_suspects(strangers)),
             barred=barred,
