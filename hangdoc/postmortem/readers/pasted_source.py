@@ -14,6 +14,7 @@ from itertools import islice
 
 from hangdoc.evidence.pieces import Piece
 from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._host_names import prompt_of
 from hangdoc.postmortem.readers._text_source import TextSource
 
 EXCERPTS = "source excerpts"  # key of ReadContext.shared
@@ -52,9 +53,9 @@ _STATEMENT = re.compile(
     r"|(?:[\w.\[\]'\", *()-]{1,200}?(?::\s?[\w.\[\], ]{1,60})?\s?(?:=|\+=|-=|\*=|/=)(?!=)\s?\S)"
     r"|(?:await )?[A-Za-z_][\w.\[\]'\"]{0,200}\(.{0,400}\)?|[)\]}]|\.{3}\s*$)"
 )
-# A command that prints a part of a file, from which line on: `$ sed -n 205,222p train.py`, `$ cat train.py`
+# A command that prints a part of a file, from which line on: `sed -n 205,222p train.py`, `cat train.py`
 _PRINTS = re.compile(
-    r"[^\n]{0,80}?[$#%>] ?(?:sudo )?(?:sed -n ['\"]?(?P<sed>\d{1,6})(?:, ?(?P<to>\d{1,6}))?p['\"]?"
+    r"(?:sudo )?(?:sed -n ['\"]?(?P<sed>\d{1,6})(?:, ?(?P<to>\d{1,6}))?p['\"]?"
     r"|awk ['\"]NR ?[>=]= ?(?P<awk>\d{1,6})[^'\"\n]{0,60}['\"]|cat|head(?: -n? ?(?P<most>\d{1,6}))?)"
     r" (?P<file>[\w./+~-]{1,400}\.py)\s*"
 )
@@ -194,7 +195,8 @@ def _runs(source: TextSource) -> Iterator[_Run]:
     printed: _Printed | None = None
     above: list[str] = []
     for index, text in enumerate(source.head_text.split("\n")):
-        command = _PRINTS.fullmatch(text) if len(text) <= MAX_ROW else None
+        prompt = prompt_of(text) if len(text) <= MAX_ROW else None
+        command = _PRINTS.fullmatch(prompt.command) if prompt else None
         if command:
             printed = _printed(index, command)
         elif printed is not None and printed.number(index) is None:
@@ -233,7 +235,8 @@ def _row(text: str, listed: int | None, bare: bool) -> tuple[int | None, str] | 
     `bare`: below a row without a number.
     """
     if listed is not None:
-        return listed, _BAR.sub("", text, count=1)
+        bar = _BAR.match(text)
+        return listed, text[bar.end() :] if bar else text
     if (found := _NUMBER.match(text)) and 0 < int(found[1]) <= MAX_NUMBER:
         return int(found[1]), text[found.end() :].removeprefix(" ") or ""
     if not text.strip() or _NO_SOURCE.search(text):

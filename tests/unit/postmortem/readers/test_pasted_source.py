@@ -53,6 +53,13 @@ def test_lines_that_a_command_prints(command: str, numbers: tuple[int, ...], tmp
     assert (found.file, found.numbers) == ("src/eval.py", numbers)
 
 
+@pytest.mark.parametrize("bar", ["", "| "])
+def test_a_comparison_is_no_bar(bar: str, tmp_path: Path) -> None:
+    text = f"eval.py:\n50  {bar}p = infer(x)\n51  {bar}if step > 10:\n52  {bar}    p = gather(p)\n"
+    (found,) = excerpts(text, tmp_path)
+    assert found.rows[1].strip() == "if step > 10:"
+
+
 def test_lines_with_a_gap(tmp_path: Path) -> None:
     text = "loop.py:\n131  if bad(x):\n132      return skip()\n...\n139  x.backward()\n141  clip(x)\n"
     (found,) = excerpts(text, tmp_path)
