@@ -138,7 +138,7 @@ class _Reading:
     counted: str = ""  # interface whose counters are listed
     asked: str = ""  # package whose bare version a command asked for
     ports: bool = False  # the ports that a firewall lets in follow
-    looped: frozenset[str] = frozenset()  # hosts over which a loop of the shell runs
+    looped: tuple[str, ...] = ()  # hosts over which a loop of the shell runs
     pinged: list[tuple[str, int]] = field(default_factory=list)  # host and bytes of each ping whose result follows
     events: list[tuple[str | None, LogEvent]] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)  # address -> name
@@ -198,14 +198,12 @@ def _read_line(reading: _Reading, text: str) -> None:
         text = found[1]
     if "ethtool" in text and (counting := set(_COUNTING.findall(text))):
         reading.counted = counting.pop() if len(counting) == 1 else ""
-    hosts_of_loop: list[str] = []
     if "for " in text and (loop := _LOOP.search(text)):
-        hosts_of_loop = list(filter(_is_host, loop[1].split()))
-        reading.looped = frozenset(hosts_of_loop)
+        reading.looped = tuple(filter(_is_host, loop[1].split()))
     if "ping " in text and (pings := _PINGS.search(text)):
         size = _PING_SIZE.search(pings["options"])
-        asked_hosts = hosts_of_loop if pings["to"].startswith("$") else [pings["to"]]
-        reading.pinged = [(to, int(size[1]) if size else _PING_BYTES) for to in asked_hosts]
+        hosts = reading.looped if pings["to"].startswith("$") else (pings["to"],)
+        reading.pinged = [(host, int(size[1]) if size else _PING_BYTES) for host in hosts]
     elif command:
         reading.pinged = []
     if ("version" in text and (asked := _ASKED.search(text))) or (

@@ -220,8 +220,10 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout,
     one_node = local_is_rank and not layout.several_nodes and (numbering.one_host or layout.one_node)
     first_node = one_node or layout.first_node or any(number == rank for (_, number), rank in locals_.items())
     pids = _unique(_numbers(seats, "pids", hosts))
-    own = {at: local if local_is_rank else locals_.get((at[0], local)) for at, local in _pids_of_locals(seats).items()}
-    pids = {**{at: rank for at, rank in own.items() if rank is not None}, **pids}
+    for (host, pid), local in _locals_of_pids(seats).items():
+        rank_of_local = local if local_is_rank else locals_.get((host, local))
+        if rank_of_local is not None:
+            pids.setdefault((host, pid), rank_of_local)
     return Placement(
         hosts,
         pids,
@@ -246,7 +248,7 @@ def _numbers(seats: Iterable[Seat], kind: str, hosts: Mapping[int, str]) -> Iter
                 yield (_short(seat.host or hosts.get(rank)), number), rank
 
 
-def _pids_of_locals(seats: Iterable[Seat]) -> Mapping[tuple[str, int], int]:
+def _locals_of_pids(seats: Iterable[Seat]) -> Mapping[tuple[str, int], int]:
     """The numbers on their host of listed processes of which no rank is stated, by host and PID."""
     return _unique(
         ((_short(seat.host), pid), local)
