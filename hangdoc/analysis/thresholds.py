@@ -37,15 +37,15 @@ HALF = Threshold(0.5, "share", "half of the looks, of the time or of the ranks")
 IN_EACH_PART = Threshold(
     0.5, "of the share over the window", "chosen: a pattern that is in each third of the window is no single event"
 )
+RENEWED = Threshold(
+    0.25, "share of the looks", "chosen: a batch is another tensor in half of them, as memory is used again"
+)
 OFTEN = Threshold(0.3, "share of the looks", "chosen: more than the few looks that find a healthy rank there")
 
 REPORTERS = Threshold(2, "ranks", "chosen: one rank that reports a timeout says nothing of those that report none")
 FIRST_CALLS = Threshold(2, "collectives", "NCCL connects the ranks of a group in its first ones")
-RENEWED = Threshold(
-    0.25, "of looks", "chosen: a batch is another tensor in about half of them, as memory is used again"
-)
 SAME_GROUP = Threshold(
-    1000, "collectives", "chosen: no rank queues so many ahead of its peers; it counts another group's"
+    1000, "collectives", "chosen: no rank queues so many ahead of its peers; the numbers are another group's"
 )
 RAS_BEHIND = Threshold(2, "operations", "NCCL's guide: RAS asks ranks one after another, so that one more is usual")
 SAME_PLACE = Threshold(2, "iterations", "chosen: ranks in step differ by one, and a bar is drawn before or after it")

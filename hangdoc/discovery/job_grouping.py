@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hangdoc.discovery.process_table import Table
@@ -62,7 +62,11 @@ def _by_parent(parts: Sequence[Part], table: Table) -> list[list[Part]]:
     often = Counter(part.number for part in parts if part.number is not None)
     if max(often.values(), default=1) < 2 and (len(places) < 2 or not any(map(_is_complete, places.values()))):
         return [list(parts)]
-    return [job for group in places.values() for job in _by_start(group, table)]
+    return [
+        job
+        for group in places.values()
+        for job in ([group] if _is_misnumbered(group, table) else _by_start(group, table))
+    ]
 
 
 def _is_misnumbered(parts: Sequence[Part], table: Table) -> bool:
@@ -90,10 +94,7 @@ def _is_complete(parts: Sequence[Part]) -> bool:
     return any(count_absent(size, there) == 0 for size, there in numbers.items())
 
 
-def _by_start(parts: Sequence[Part], table: Table) -> Iterator[list[Part]]:
-    if _is_misnumbered(parts, table):
-        yield list(parts)
-        return
+def _by_start(parts: Iterable[Part], table: Table) -> Iterator[list[Part]]:
     jobs: list[list[Part]] = []
     for part in sorted(parts, key=lambda part: (table.procs[part.pid].start_ticks, part.pid)):
         free = (job for job in jobs if part.number is None or all(other.number != part.number for other in job))

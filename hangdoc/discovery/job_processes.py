@@ -66,7 +66,7 @@ class JobProcesses:
     def of(self, target: Target, watched: Mapping[int, Target]) -> tuple[JobProcess, ...]:
         """Processes of the target's job that are neither watched nor helpers of a watched one.
 
-        If a launcher starts one rank twice, its processes are watched as two jobs. Siblings of the target still count.
+        The processes of one launcher may be watched as two jobs if a rank number occurs twice: siblings still count.
         """
         me = self._known.get(target.pid)
         if me is None:

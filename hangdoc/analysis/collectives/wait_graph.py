@@ -62,9 +62,8 @@ class WaitGraphJob:
     cycle: tuple[int, ...]  # ranks that wait for each other in a cycle
     mixed: bool  # the cycle contains both collectives and sends or receives
     strayed: tuple[int, ...]  # of a mixed cycle: the few that went on to a collective
-    parted: tuple[
-        int, ...
-    ]  # of the cycle: the pair whose send and receive cannot match, or one rank; empty: unknown, or strayed
+    # Of a cycle without these: the pair whose send and receive cannot match, or one rank; empty: unknown.
+    parted: tuple[int, ...]
     roots: tuple[int, ...]  # ranks that others wait for and that wait for nobody
     crossed: bool  # in some group every member waits, but not in the same operation or at the same site
     crossed_by: str | None  # operation | site

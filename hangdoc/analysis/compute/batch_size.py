@@ -38,8 +38,7 @@ class _Held(NamedTuple):
     """What a rank held in a variable."""
 
     shape: tuple[int, ...]  # in most looks
-    renewals: int  # how often it was another tensor than in the look before
-    pairs: int  # of such looks
+    renewed: tuple[bool, ...]  # in each look but the first: it was another tensor than in the look before
     looks: frozenset[int]  # in which the variable was seen
 
 
@@ -111,19 +110,20 @@ def _usual_shapes(case: Case, key: Key) -> dict[Name, _Held]:
     for name, seen in shapes.items():
         shape = max(seen, key=lambda shape: len(seen[shape]))
         if len(seen[shape]) >= USUAL * sum(map(len, seen.values())):
-            found[name] = _Held(shape, *_renewals(addresses[name]), frozenset(seen[shape]))
+            found[name] = _Held(shape, _renewed(addresses[name]), frozenset(seen[shape]))
     return found
 
 
-def _renewals(addresses: Mapping[int, int | None]) -> tuple[int, int]:
-    """Changes from one look to the next, and the number of such pairs. An unknown address may be another one."""
-    pairs = list(pairwise(addresses[number] for number in sorted(addresses)))
-    return sum(one is None or one != other for one, other in pairs), len(pairs)
+def _renewed(addresses: Mapping[int, int | None]) -> tuple[bool, ...]:
+    """`addresses`: of the tensor, by look. An unknown one counts as another."""
+    in_order = [addresses[look] for look in sorted(addresses)]
+    return tuple(after is None or after != before for before, after in pairwise(in_order))
 
 
 def _is_renewed(held: Sequence[_Held]) -> bool:
     """False of a variable that keeps its tensor."""
-    return sum(one.renewals for one in held) >= RENEWED * sum(one.pairs for one in held)
+    renewed = [one for rank in held for one in rank.renewed]
+    return sum(renewed) >= RENEWED * len(renewed)
 
 
 def _shapes(case: Case, look: Look) -> Iterator[NamedShape]:

@@ -181,10 +181,10 @@ class _Graph:
             if end in ("sleeps", "timer") and awaited.way in CONNECTED:
                 end = "silent"
             if end is None and len(way) < MAX_DEPTH and all(peer.pid != other.pid for other, _ in way):
-                for found in self.paths(peer, way):
-                    # The buffer is full, and the process that should read from it does something else, or nothing.
-                    unread = not links and waiter.writes and found[1] in ("clients", "unknown")
-                    yield (way, "silent", peer) if unread else found
+                for path in self.paths(peer, way):
+                    # The buffer is full, and the process that should read from it waits for something else.
+                    unread = not links and waiter.writes and path[1] in ("clients", "unknown")
+                    yield (way, "silent", peer) if unread else path
             else:
                 yield way, end or "circle", peer
 
