@@ -50,7 +50,7 @@ def test_a_playbook_that_applies(way: Way, capsys: pytest.CaptureFixture[str]) -
     tree = text[text.index("uneven-batches  yes\n") :]
     assert re.search(r"^├── when: job\.stall\.stalled and none\(conditional\)", tree, re.MULTILINE)
     assert re.search(r"─ any\(by_stacks\)  yes\n", tree)
-    assert re.search(r'─ left: trusted and divergence\.relation == "left_loop"  rank 2\n', tree)
+    assert re.search(r'─ left: trusted and divergence\.relation == "left_loop" and stack\.op not in .*  rank 2\n', tree)
     assert re.search(r"─ divergence\.outlier = false on ranks 0-1\n.*─ divergence\.outlier = true on rank 2\n", tree)
     assert re.search(r"─ peers: stack\.waits and divergence\.outlier == false  ranks 0-1\n", tree)
     assert re.search(r"─ confidence\.raise\.0\.if: any\(one_left or exhausted\)  yes\n", tree)
