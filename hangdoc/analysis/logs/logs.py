@@ -62,6 +62,8 @@ DISTRIBUTED = (
     "behind_at_a_look", "stalled_tensors", "ras_missing", "ras_dead", "transfer_mismatch",
 )  # fmt: skip
 
+UNNAMED = "a collective"
+
 
 @dataclass(frozen=True, slots=True)
 class LogsFacts:
@@ -69,6 +71,7 @@ class LogsFacts:
 
     stuck: bool | None = None  # a collective timed out on it, and it neither exited nor raised its own exception
     timed_out: bool | None = None  # a collective timed out on it
+    waited: str | None = None  # that collective, written as in LogsJob.waited; UNNAMED if no line tells
     op: str | None = None  # operation of that collective: "ALLREDUCE"
     sequence: int | None = None  # sequence number of that collective
     enqueued: int | None = None  # sequence number of the newest collective it started
@@ -298,6 +301,7 @@ def _facts(case: Case, key: Key, job: _Findings, failure: Failure | None) -> Log
     late = behind.get(rank) if rank is not None else None
     facts = LogsFacts(
         timed_out=True if waited else None,
+        waited=_waited_by(job.groups, rank) if waited else None,
         stuck=True if waited and case.ranks[key].alive is not False and not own else None,
         op=timeout.fields.get("op") if timeout else None,
         sequence=number(timeout, "sequence"),
@@ -451,10 +455,24 @@ def _waited(groups: list[Group]) -> str | None:
         return None
     front = group.front
     ops = [op for rank, (op, _) in group.calls.items() if group.timed_out.get(rank) == front]
-    if not ops and front is None:
+    return _name_collective(group, max(set(ops), key=ops.count) if ops else None, front)
+
+
+def _waited_by(groups: list[Group], rank: int | None) -> str:
+    """The collective that one rank timed out in; of several groups, the whole job's."""
+    for group in sorted(groups, key=lambda one: not one.whole):
+        if rank is not None and rank in group.timed_out:
+            op, _ = group.calls.get(rank, (None, ""))
+            return _name_collective(group, op, group.timed_out[rank]) or UNNAMED
+    return UNNAMED
+
+
+def _name_collective(group: Group, op: str | None, sequence: int | None) -> str | None:
+    """`ALLREDUCE 1900`, `ALLGATHER 7 of group 2`."""
+    if op is None and sequence is None:
         return None
-    op = max(set(ops), key=ops.count) if ops else "collective"
-    return f"{op}{f' {front}' if front is not None else ''}{'' if group.whole else f' of group {group.name}'}"
+    number = f" {sequence}" if sequence is not None else ""
+    return f"{op or 'collective'}{number}{'' if group.whole else f' of group {group.name}'}"
 
 
 def _waited_by_some_rank(logs: JobLogs) -> str | None:

@@ -121,6 +121,16 @@ def test_groups_are_not_compared_with_each_other() -> None:
     assert not found.job.logs.joined
 
 
+def test_each_rank_waited_in_the_collective_of_its_own_timeout() -> None:
+    tensor = timeout(4, "BROADCAST", group="2", group_name="TP")
+    found = facts((0, [timeout(9)]), (1, [timeout(9)]), (2, [tensor]), (3, [line("collective_timeout")]), size=8)
+    assert found.job.logs.waited == "ALLREDUCE 9"
+    assert [rank.logs.waited for rank in found.ranks] == [
+        *("ALLREDUCE 9", "ALLREDUCE 9", "BROADCAST 4 of group 2 (TP)"),
+        "a collective",
+    ]
+
+
 def test_unnamed_group_is_not_compared() -> None:
     lines = [line("collective_timeout", sequence=9, op=op, group_rank=0) for op in ("ALLREDUCE", "BROADCAST")]
     found = facts((2, lines[:1]), (4, lines[1:]), size=8)
