@@ -49,6 +49,7 @@ GROUPS = (
     "twentyfourth",
     "twentyfifth",
     "twentysixth",
+    "twentyseventh",
 )
 CLASSES = (
     "collective_wait",

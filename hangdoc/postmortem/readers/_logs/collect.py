@@ -196,7 +196,8 @@ class LogCollector:
         if origin.host is not None and not of_host and origin == LineOrigin(host=origin.host):
             origin = replace(origin, rank=self.placement.rank_alone_on(origin.host))
         if origin.local is not None and origin.rank is None:
-            origin = replace(origin, node=self.nodes.at(self.text_line, origin.local))
+            node = self.nodes.at(self.text_line, origin.local) if line.node is None else line.node
+            origin = replace(origin, node=node)
         if kind in ("nccl_rank", "ray_worker"):
             self._set_world_size(fields.get("size"))
             return

@@ -51,6 +51,11 @@ _PREFIXES: tuple[re.Pattern[str], ...] = (
     re.compile(r"(?:- )?\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\]?(?: -|:)? "),
 )
 _LABEL = re.compile(r" {0,6}(?!\d\d:\d\d)(?P<rank>\d{1,6}): ?")  # srun --label
+_TASK = re.compile(_LABEL.pattern.replace("rank", "node"))  # the same, of a task that starts the ranks of its node
+_OF_TORCHRUN = re.compile(
+    r"torch/distributed/(?:run|elastic/agent/server/api|elastic/multiprocessing/api)\.py:\d+\]"
+    r"|:torch\.distributed\.(?:run|elastic\.agent\.server\.(?:local_elastic_)?(?:api|agent)|elastic\.multiprocessing\.api):"
+)
 _HOST_LABEL = re.compile(r"(?P<host>[a-zA-Z][\w.-]*\d[\w.-]*): ")  # pdsh, clush
 _RANK_ANYWHERE = re.compile(r"\[rank(\d{1,6})\]:? ?")  # after a progress bar
 _NCCL = re.compile(
@@ -75,6 +80,7 @@ class Line:
     text: str
     rank: int | None = None
     local: int | None = None  # rank on its host
+    node: int | None = None  # number of its host in the job
     host: str | None = None
     pid: int | None = None
     at: float | None = None  # Unix time (s); UTC if the line names no zone
@@ -88,6 +94,7 @@ class PrefixStyle:
     """Prefix conventions of a whole file, which a single line cannot reveal."""
 
     labels: bool = False  # srun --label: "3: text"
+    tasks: bool = False  # the same, and the tasks are torchrun's launchers: the label is not a rank
     hosts: bool = False  # "node01: text"
     year: int = 1970  # for times without a year
     month: int = 12  # of the last write: lines of later months belong to the year before
@@ -99,8 +106,9 @@ def prefix_style(head: str, written: float) -> PrefixStyle:
     many = max(3, len(lines) * 0.6)
     at = datetime.fromtimestamp(max(written, 0.0), timezone.utc)
     labels = sum(bool(_LABEL.match(line)) for line in lines) >= many or _has_labelled_block(lines)
+    tasks = labels and any(_OF_TORCHRUN.search(line) for line in lines if _LABEL.match(line))
     hosts = [match["host"] for line in lines if (match := _HOST_LABEL.match(line))]
-    return PrefixStyle(labels, len(hosts) >= many and len(set(hosts)) <= len(hosts) / 2, at.year, at.month)
+    return PrefixStyle(labels, tasks, len(hosts) >= many and len(set(hosts)) <= len(hosts) / 2, at.year, at.month)
 
 
 def _has_labelled_block(lines: Sequence[str]) -> bool:
@@ -158,7 +166,7 @@ def _strip_prefix(line: Line, style: PrefixStyle) -> str | None:
         if match := pattern.match(text):
             _apply(line, match.groupdict())
             return text[match.end() :]
-    for holds, pattern in ((style.labels, _LABEL), (style.hosts, _HOST_LABEL)):
+    for holds, pattern in ((style.labels, _TASK if style.tasks else _LABEL), (style.hosts, _HOST_LABEL)):
         if holds and (match := pattern.match(text)):
             _apply(line, match.groupdict())
             return text[match.end() :]
@@ -173,6 +181,7 @@ def _apply(line: Line, found: Mapping[str, str | None]) -> None:
     number: Callable[[str], int | None] = lambda name: int(value) if (value := found.get(name)) else None  # noqa: E731
     line.rank = number("rank") if found.get("rank") else line.rank
     line.local = number("local") if found.get("local") else line.local
+    line.node = number("node") if found.get("node") else line.node
     line.pid = line.pid if line.pid is not None else number("pid")
     line.host = found.get("kernel_host") or line.host or found.get("host")
 

@@ -410,6 +410,25 @@ def test_srun_labels_need_most_lines_of_the_file_or_a_block() -> None:
     assert parse("3: text", prefix_style(pasted.replace("3: b", "4: b"), 0.0)).rank is None
 
 
+@pytest.mark.parametrize(
+    "of_launcher",
+    [
+        "W0914 03:37:19.702000 140211 torch/distributed/elastic/multiprocessing/api.py:858] Sending process 1 closing",
+        "INFO:torch.distributed.elastic.agent.server.api:Received 2 death signal, shutting down workers",
+    ],
+)
+def test_srun_labels_of_launchers_are_nodes(of_launcher: str) -> None:
+    style = prefix_style(f"0: a\n0: b\n1: {of_launcher}\n1: c\n", 0.0)
+    line = parse("1: [default2]: text", style)
+    assert (line.rank, line.node, line.local) == (None, 1, 2)
+    assert parse("1: [rank6]: text", style).rank == 6
+
+
+def test_srun_labels_are_ranks_beside_a_traceback_through_the_library_of_torchrun() -> None:
+    frame = '  File "/x/torch/distributed/elastic/multiprocessing/errors/__init__.py", line 355, in wrapper'
+    assert parse("1: text", prefix_style(f"0: a\n0: b\n1: {frame}\n1: c\n", 0.0)).rank == 1
+
+
 # --- whose lines ----------------------------------------------------------------------------------
 
 
