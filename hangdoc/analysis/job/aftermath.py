@@ -87,7 +87,9 @@ def _runs(case: Case, key: Key) -> bool:
 
 
 def _half_wait(case: Case) -> bool:
-    return 2 * sum(own.waits is True for own in case.facts(StackFacts).values()) >= len(case.ranks)
+    """By their stacks, or by the timeouts in their logs."""
+    stack, logs = case.facts(StackFacts), case.facts(LogsFacts)
+    return 2 * sum(bool(stack[key].waits or logs[key].timed_out) for key in case.ranks) >= len(case.ranks)
 
 
 ANALYSIS = AftermathDetector()

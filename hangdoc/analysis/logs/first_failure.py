@@ -49,11 +49,22 @@ def failures(case: Case, logs: JobLogs) -> dict[Key, Failure]:
         if root not in found and _exit_code(logs, root) in EXCEPTION_CODES:
             own = {root: raised}
             found[root] = Failure(raised)
+    if not own and (logged := _logged_error(logs)):
+        key, event = logged
+        own, found[key] = {key: event}, Failure(event)
     if not own and (local := _local_error(logs)):
         key, event = local
         own, found[key] = {key: event}, Failure(event)
     first, order = _first(own, roots)
     return {key: Failure(failure.own, failure.victim, key in first, order) for key, failure in found.items()}
+
+
+def _logged_error(logs: JobLogs) -> tuple[Key, LogEvent] | None:
+    """The only exception of a rank that its logger printed, and after which nobody goes on: it may have been caught."""
+    logged = [(key, event) for key, event in logs.of_ranks("exception") if "logged" in event.fields]
+    if len(logged) != 1 or caused_by_peer(logged[0][1]) or followed(logs, logged[0][1], "progress"):
+        return None
+    return logged[0]
 
 
 def _local_error(logs: JobLogs) -> tuple[Key, LogEvent] | None:

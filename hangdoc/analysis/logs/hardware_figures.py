@@ -390,8 +390,9 @@ def _shared(sets: Sequence[Figure], allowed: Sequence[Figure]) -> tuple[list[tup
         cores = counts.get(keys[0], 0.0)
         if len(keys) > 1 and 0 < cores * CORES_OVERCOMMITTED_TWICE <= len(keys):
             found += keys
-            texts.append(f"{len(keys)} processes{f' of {host}' if host else ''} may use the same {cores:.0f} only")
-    return found, f"cores allowed: {'; '.join(texts[:MAX_SHOWN])}" if texts else None
+            same = "one core" if cores < 2 else f"{cores:.0f} cores"
+            texts.append(f"{len(keys)} processes{f' of {host}' if host else ''} share {same}")
+    return found, f"cores allowed: {'; '.join(list(dict.fromkeys(texts))[:MAX_SHOWN])}" if texts else None
 
 
 def _crowded(values: Mapping[str, list[Figure]]) -> tuple[str | None, bool]:

@@ -89,6 +89,7 @@ class LogsFacts:
     error: str | None = None  # its own exception, no other rank's fault: "ValueError: bad batch"
     error_kind: str | None = None  # gpu memory | memory | worker | ..., see error_kinds.yaml
     error_cut: bool = False  # the last line of its traceback, which names the exception, is missing
+    error_logged: bool = False  # a logger printed it, so that the rank may have caught it
     error_site: str | None = None  # innermost user frame of that exception
     error_line: str | None = None  # "file:line" of that exception in the log
     first: bool | None = None  # its own exception was the first in the job
@@ -319,6 +320,7 @@ def _facts(case: Case, key: Key, job: _Findings, failure: Failure | None) -> Log
         error=own.text if own else None,
         error_kind=error_kind(own),
         error_cut=own is not None and is_cut(own),
+        error_logged=own is not None and "logged" in own.fields,
         error_site=own.fields.get("site") if own else None,
         error_line=f"{own.source}:{own.line}" if own else None,
         first=failure.first if own and failure else None,

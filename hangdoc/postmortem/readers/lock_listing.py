@@ -42,6 +42,8 @@ _DATE = re.compile(
 _USERS = re.compile(
     r"(?:^|[;&|] {0,4})(?:sudo )?(?:(?:fuser|lsof)\b.*lock|pgrep\b.*(?:ninja|nvcc|cc1plus|c\+\+|cicc|ptxas))"
 )
+# A process, as `pgrep`, `fuser` and `lsof` print it. Other commands of the same line print their own.
+_USER = re.compile(r"(?:\S{1,400}:)?\s*\d{2,9}(?:[a-z]{0,6})(?:\s|$)|\S{1,64}\s+\d{2,9}\s")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -97,7 +99,7 @@ class _Listing:
             self._add(self._stat, written["when"], number)
         elif date := _DATE.fullmatch(text):
             self.now = _now(date)
-        elif self._answering and not _DATE.fullmatch(text) and re.search(r"\b\d{2,9}\b", text):
+        elif self._answering and _USER.match(text):
             self.used = True
 
     def _add(self, name: str, when: str, number: int) -> None:

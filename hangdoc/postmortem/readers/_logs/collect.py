@@ -84,11 +84,11 @@ _OF_A_JOB = re.compile(r"torch\.distributed|Dist\w+Error|NCCL|ProcessGroup|c10d|
 _BY_TORCH = re.compile(rb"\[rank\d{1,6}\]: ?Traceback")
 _RAISER = re.compile(r"\(RANK (\d{1,6})\)|DeadLock detected from rank: (\d{1,6})")
 _NUMBERED = re.compile(r"([\w.-]{1,100}?[-_.]?)(\d{1,6})")
-# Behind the lines of one rank: `(2, 3, 5, 6 the same)`, `... ranks 4-7 are identical`.
+# Behind the lines of one rank: `(2, 3, 5, 6 the same. 0: nothing)`, `... ranks 4-7 are identical`.
 _ALIKE = re.compile(
     r"\W{0,8}(?:and |also )?(?:ranks? )?(\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to) ?\d{1,6}){0,64})"
     r" (?:(?:are|is|all|both|say|print|report|have|show) ){0,2}(?:exactly )?(?:the )?(?:same|identical|alike)\b"
-    r"(?: (?:as|to) (?:rank )?(?P<as>\d{1,6}))?\W{0,4}",
+    r"(?: (?:as|to) (?:rank )?(?P<as>\d{1,6}))?(?:[.;,] [^()\n]{1,60})?\W{0,4}",
     re.IGNORECASE,
 )
 # The other way round: `... (same for 1 3 4 6 7)`, `[same from ranks 4-7]`.
@@ -101,6 +101,8 @@ _SAME_FOR = re.compile(
 MAX_ALIKE = 512  # ranks in such a line
 MAX_BEHIND = 4  # lines between
 MAX_CONTAINERS = 64  # rows before and after one
+_RECORD_OF_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|EXCEPTION|FATAL)\b")  # of logging, loguru, absl
+_RANK_IN_RECORD = re.compile(r"(?<![A-Za-z_])(?:global_)?[Rr]ank[ :=#]{0,2}(\d{1,6})\b")
 _SPAWNED = re.compile(r"-- Process (\d{1,4}) terminated with the following error:")
 # The end of a save, in the words of frameworks and scripts.
 _SAVED = re.compile(
@@ -159,6 +161,7 @@ class LogCollector:
         self.ends: list[tuple[int, LineOrigin, End]] = []
         self.sigterm_lines: dict[int, int] = {}  # PID -> line of the launcher's closing signal
         self.force_killed: set[int] = set()  # PIDs that the launcher killed with SIGKILL after the closing signal
+        self.raised: set[int] = set()  # ranks with a traceback
         self.run_kinds: set[str] = set()  # in the current run
         self.file_kinds: set[str] = set()  # in the whole file
         head = source.head_text
@@ -223,6 +226,8 @@ class LogCollector:
                 origin, fields["uncaught"] = replace(origin, rank=raiser), "yes"  # its peers re-raise it
             elif origin.rank is None and (spawned := _spawned(matched)) is not None:
                 origin, fields["uncaught"] = replace(origin, local=spawned), "yes"
+            elif origin.rank is None and (logged := _rank_of_record(matched)) is not None:
+                origin, fields["logged"] = replace(origin, rank=logged), "yes"
         elif kind == "fatal_error" and self.crashes:
             self._add_fatal_error(origin, matched, line)
         elif kind == "failed_stack" and (stacks := watchdog_stack(matched.after(40))):
@@ -268,6 +273,21 @@ class LogCollector:
             for rank in _alike(matched, origin.rank, self.style):
                 said = replace(line, rank=rank, group_rank=rank if in_whole else None)
                 self._add_event(LineOrigin(rank=rank, host=origin.host), kind, text, matched, said, fields)
+        if kind == "exception" and line.rank is not None:
+            self.raised.add(line.rank)
+            for other in self._last_lines_alike(matched, text):
+                self._add_event(self.origins.origin_of(other), kind, text, matched, other, fields)
+
+    def _last_lines_alike(self, matched: MatchedLine, text: str) -> Iterator[Line]:
+        """The last line of this traceback in the output of other ranks, of whose tracebacks nothing else is left."""
+        whole = set(self.raised)  # ranks with a traceback
+        for below in matched.after(MAX_CHAIN):
+            if HEADING in below or below.endswith(text):
+                other = parse(below, self.style)
+                if other.rank is not None and other.rank not in whole:
+                    whole.add(other.rank)
+                    if other.text == text:
+                        yield other
 
     def _about(self, origin: LineOrigin, fields: Fields) -> LineOrigin:
         """The origin of a line about another process, with the rank of that process if the text states it."""
@@ -496,6 +516,13 @@ def _spawned(matched: MatchedLine) -> int | None:
     """The local rank of a process of torch.multiprocessing.spawn whose traceback follows."""
     found = next(filter(None, map(_SPAWNED.search, matched.before(1))), None)
     return int(found[1]) if found else None
+
+
+def _rank_of_record(matched: MatchedLine) -> int | None:
+    """The rank that a log record names, with whose exception the logger prints the traceback below it."""
+    above = next(iter(matched.before(1)), "")
+    found = {int(one[1]) for one in _RANK_IN_RECORD.finditer(above)} if _RECORD_OF_ERROR.search(above) else ()
+    return found.pop() if len(found) == 1 else None
 
 
 def _has_peers(name: str, matched: MatchedLine) -> bool:

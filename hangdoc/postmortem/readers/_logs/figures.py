@@ -89,8 +89,9 @@ _LEFT_OUT = re.compile(r"[\s\[\]|]{0,20}(?:\.{2,10}|\u2026)[\s\[\]|]{0,20}")  # 
 _HOST_ROW = re.compile(  # of a list below a heading, as in `throughput per node (tokens/s)`
     rf"\W{{0,8}}({NAME})[\s:=|]{{1,40}}(\d{{1,15}}(?:,\d{{3}}){{0,4}}(?:\.\d{{1,12}})?)(?: ?({UNIT}))?\W*"
 )
-_NORM = re.compile(r"(?<![\w|])(?:\|{1,2}|\u2016) ?(\w{1,24}) ?(?:\|{1,2}|\u2016)(?=[\s=:]|$)")
+_NORM = re.compile(r"(?<![\w|])(?:\|{1,2}|\u2016) ?(\w{1,24}(?:\.\w{1,24}){0,8}) ?(?:\|{1,2}|\u2016)(?=[\s=:]|$)")
 _NORM_OF = re.compile(_NORM.pattern.replace(r"(?=[\s=:]|$)", r"(?=[\s=:]{1,4}\d)"))  # followed by its value
+_BY_LENGTH = re.compile(r"\bover \d{1,9}(?:\.\d{1,3})? (?:frames|tokens)\b")  # a batch takes as many samples as fit
 _OF_PARTS = re.compile(
     r"\b(checksum|digest|fingerprint|hash|md5|sha(?:1|256)|norm|sum)(?:s|es)? (?:of|over|for) [^.\n]{0,40}?"
     r"\b(?:param(?:eter)?s?|weights?|(?:sub)?(?:modules?|models?|networks?)|layers?|replicas?)\b"
@@ -282,7 +283,7 @@ def _in_line(text: str, own: Owner | None, block: _Block) -> Iterator[Value]:
         if (name in _COUNTED or name.rpartition(" ")[2] in _COUNTED - {"batch", "at"}) and unit is None:
             counted = name.rpartition(" ")[2]
             continue
-        if not name and not bare:
+        if (not name and not bare) or (name == "batch size" and _BY_LENGTH.search(text)):
             continue
         bare = bare and bool(name)
         name = name or counted or heading or (block.heading if named else "")
@@ -290,6 +291,7 @@ def _in_line(text: str, own: Owner | None, block: _Block) -> Iterator[Value]:
         if named and block.heading and (common := _common_of_parts(block.heading)) and not is_known(name):
             name = f"{common} of the weights of {name}"
         if name:
+            name += ")" * (name.startswith("norm(") and ")" not in name)
             found.append(Value(owners, name, value, unit, bool(match["hash"]), None, not match["hash"]))
     if not _FENCE.match(text):
         last = _last_sentence(text)
