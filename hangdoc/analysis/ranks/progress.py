@@ -5,7 +5,7 @@ A look is one snapshot of a rank's stacks; a rank that does not change between l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -246,18 +246,24 @@ def _period_s(looks: Sequence[Look]) -> float | None:
 
 
 def _has_advanced(looks: Sequence[Look]) -> bool:
-    """True if the rank goes through a `for` loop once: a loop that starts again and again may do so for ever."""
+    """True if the rank goes through a `for` loop once: a loop that starts again and again may do so for ever.
+
+    It has started again where its counter fell, or where a look in between found the rank outside of it.
+    """
     grown, fallen = set[str](), set[str]()
-    for before, after in pairwise(_moved(looks)):
-        old, new = _counters(before), _counters(after)
-        again = False
+    newest: dict[str, float] = {}
+    before: Mapping[str, float] = {}
+    for look in _moved(looks):
+        new, again = _counters(look), False
         for name, value in new.items():  # outermost loop first
-            if value > old.get(name, value):
+            if value > before.get(name, value):
                 again = True
-                if name in after.path.targets:
+                if name in look.path.targets:
                     grown.add(name)
-            elif value < old.get(name, value) and not again:
+            elif not again and name in newest and (value < newest[name] or name not in before):
                 fallen.add(name)
+        newest |= new
+        before = new
     return not grown <= fallen
 
 

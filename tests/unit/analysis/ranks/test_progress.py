@@ -36,6 +36,8 @@ def retry():
         ("train", 4, [(1, 7), (1, 0), (1, 5)], False),
         ("search", 9, [(60,), (3,), (40,)], False),
         ("search", 9, [(3,), (20,), (40,)], True),
+        ("search", 9, [(3,), (), (20,), (40,)], False),  # it was outside in between, so that the loop started again
+        ("search", 9, [(40,), (), (3,), (20,)], False),
         ("retry", 16, [(1,), (2,), (3,)], False),  # it may try for ever
         ("train", 4, [(1, 1), (1, 1)], False),
     ],
@@ -47,6 +49,8 @@ def test_a_rank_advances_in_a_loop_that_comes_to_an_end(
     stage = Stage(SCRIPT, tmp_path)
     looks = [
         [At([(function, line)], variables={function: [number(*one) for one in zip(names, look, strict=True)]})]
+        if look
+        else [At([("search", 7)])]
         for look in values
     ]
     assert stage.facts(*looks).ranks[0].progress.advanced is advanced
