@@ -23,9 +23,11 @@ from hangdoc.postmortem.readers._open_files import open_files
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, parse_channels, text_lines
 from hangdoc.postmortem.readers._strace import CALL, FILE_CALLS, RESULT, LineCount, ProcessWait, StraceParser
 from hangdoc.postmortem.readers._text_source import text_source
+from hangdoc.redaction.text import redact_text
 
 MAX_LINE = 2000  # characters
 MAX_FRAMES = 64
+MAX_COMMAND = 200  # characters
 MAX_KEPT = 2000  # processes
 MAX_SEARCHED = 20_000  # lines, for the first of a format
 _SIGNS = (
@@ -111,6 +113,10 @@ OPENING = re.compile(
     r"|/proc/\d{1,9}/(?:task/\d{1,9}/)?(?:stack|wchan|status|syscall)(?::|$))"
 )
 _DUMP = re.compile(r"\bstate:D\s+stack:|\bD [\da-f]{8,16}\s{1,8}\d{1,9}\s{1,8}\d{1,9}\s{1,8}\d{1,9} 0x[\da-f]{8}")
+_DEBUGGER = re.compile(  # a row of `ps`
+    r"\s{0,12}(?:[a-z_][\w.-]{0,31}\+?\s{1,12})?(?P<pid>\d{2,9})\s.{0,200}?(?<!\S)"
+    r"(?P<command>(?:/\S{1,100}/)?(?:gdb|cuda-gdb|rocgdb|lldb|strace|ltrace|rr|py-spy|pystack|perf)\s.{0,300})"
+)
 _NAMED = re.compile(r"\brank[ :#=]{0,2}(?P<rank>\d{1,6})\W{1,3}pid\W{0,2}(?P<pid>\d{1,9})\b", re.IGNORECASE)
 
 
@@ -132,6 +138,7 @@ class ProcessTracingReader:
         first = "\n".join(text[:400] for text in islice(text_lines(source, context), MAX_LINES))
         hosts = HostContext(first.encode("utf-8", "replace"))
         files, ranks = open_files(text_lines(source, context)), _named_ranks(text_lines(source, context))
+        tracers = _debuggers(text_lines(source, context))
         lines = LineCount(text_lines(source, context))
         for count, piece in enumerate(parse_channels(lines, OPENING, lambda hints: _Parser(hints, lines))):
             if count >= MAX_KEPT:
@@ -142,7 +149,7 @@ class ProcessTracingReader:
             rank = ranks.get(process.pid or 0) if process.rank is None else process.rank
             host = process.host or hosts.at(wait.line)
             wait = replace(wait, process=ProcessRef(rank, host, process.pid))
-            yield from _pieces(wait, files, source.name)
+            yield from _pieces(wait, files, tracers, source.name)
 
 
 def _opens(text: str, dumps: bool) -> bool:
@@ -323,17 +330,31 @@ def _named_ranks(lines: Iterable[str]) -> Mapping[int, int]:
     return found
 
 
+def _debuggers(lines: Iterable[str]) -> Mapping[int, str]:
+    """Command lines of debuggers by PID, in rows of `ps`."""
+    found: dict[int, str] = {}
+    for text in lines:
+        if len(found) < MAX_KEPT and (row := _DEBUGGER.match(text[:MAX_LINE])):
+            found.setdefault(int(row["pid"]), row["command"].strip())
+    return found
+
+
 # --- evidence -------------------------------------------------------------------------------------
 
 
-def _pieces(wait: ProcessWait, files: Mapping[tuple[int | None, int], str], source: str) -> Iterator[Piece]:
+def _pieces(
+    wait: ProcessWait, files: Mapping[tuple[int | None, int], str], tracers: Mapping[int, str], source: str
+) -> Iterator[Piece]:
     pid = wait.process.pid
     who = f"process {pid}" if pid is not None and pid > 0 else "the process"
     if wait.state in ("T", "t") or _STOPPED.match(wait.function):
         state = "t" if wait.function in ("ptrace_stop", "do_jobctl_trap") or wait.tracer else wait.state or "T"
         if pid is not None:
             thread = ThreadCpu(pid, "", state, 0.0, wchan=wait.function or None)
-            record = Process(pid, 0, 0, state, (), None, None, 0.0, 0.0, 0, (thread,), tracer_pid=wait.tracer)
+            command = tracers.get(wait.tracer)
+            name = command.split()[0].rpartition("/")[2] if command else None
+            shown = redact_text(command)[:MAX_COMMAND] if command else None
+            record = Process(pid, 0, 0, state, (), None, None, 0.0, 0.0, 0, (thread,), wait.tracer, name, shown)
             yield Piece(wait.process, "cpu", record)
         return
     if wait.state in ("Z", "X"):
