@@ -50,6 +50,7 @@ GROUPS = (
     "twentyfifth",
     "twentysixth",
     "twentyseventh",
+    "twentyeighth",
 )
 CLASSES = (
     "collective_wait",

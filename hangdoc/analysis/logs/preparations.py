@@ -64,7 +64,7 @@ def _trains(logs: JobLogs, bar: LogEvent) -> bool:
     bars = {(event.source, event.line) for event in logs.all(KIND)}
     what = bar.fields.get("what", "")
     counters = (event for event in logs.all("progress") if (event.source, event.line) not in bars)
-    return any(what not in event.text for event in counters)
+    return any(not what or what not in event.text for event in counters)
 
 
 def _waiting(logs: JobLogs) -> set[Key | int | None]:

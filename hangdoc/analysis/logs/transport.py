@@ -37,6 +37,7 @@ class TransportJob:
     count: int = 0  # such lines
     hosts: int = 0  # hosts that report one; with `peer`, those that name it
     peer: tuple[Suspect, ...] = ()  # the only host that all other reporters name
+    unreachable: str | None = None  # an address of `failed` that leads each host to itself: of a bridge, of loopback
     unmet: tuple[Suspect, ...] = ()  # the only address that ranks of several hosts cannot connect to
 
 
@@ -66,6 +67,7 @@ class TransportDetector(Detector[object, TransportJob]):
             count=len(failed),
             hosts=naming or len(reporters),
             peer=on_hosts(case, [Suspect(None, None, peer)] if peer else ()),
+            unreachable=next((one for _, event in failed if NOT_BETWEEN_HOSTS.match(one := peer_of(event))), None),
             unmet=on_hosts(case, _unmet(logs)),
         )
 

@@ -175,7 +175,8 @@ def _copied(piece: Piece, process: ProcessRef) -> Piece:
     """The same stack on another process."""
     record = piece.record
     if isinstance(getattr(record, "process", None), ProcessRef):
-        record = dataclasses.replace(record, process=process)
+        own = {"command": ""} if hasattr(record, "command") else {}  # what it was started with is not said
+        record = dataclasses.replace(record, process=process, **own)
     return replace(piece, process=process, record=record)
 
 

@@ -106,7 +106,9 @@ class _Parser:
             self.end()
             self._begin()
             return True
-        if self._threads and (found := _FRAME.fullmatch(text)):
+        if (self._threads or self._process is not None) and (found := _FRAME.fullmatch(text)):
+            if not self._threads:  # the line that begins the thread was left out
+                self._threads.append(ThreadBuilder(0, None))
             line = int(found[2]) if found[2].isdigit() else None
             self._threads[-1].add(python_frame(found[3], found[1], line))
             return True

@@ -1,8 +1,8 @@
 """Horovod's stall inspector: the tensors that some ranks submitted and that the remaining ranks did not.
 
-Forms: Horovod 0.12 to 0.28, horovod/common/stall_inspector.cc (since 0.18: `Missing ranks:`, then a line per rank with
-the tensors that it did not submit; a rank marked `!` is to be shut down), before that operations.cc (`Stalled ops:`
-with `[ready ranks: ...]`, later a line per tensor with `[missing ranks: ...]`). The ranks are global.
+Forms: Horovod 0.12 to 0.28, horovod/common/stall_inspector.cc (since 0.18: `Missing ranks:` or `Stalled ranks:`, then
+a line per rank with the tensors that it did not submit; a rank marked `!` is to be shut down), before that operations.cc
+(`Stalled ops:` with `[ready ranks: ...]`, later a line per tensor with `[missing ranks: ...]`). The ranks are global.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._pasted_text import text_lines
 
 _HEAD = re.compile(r"\breduced, gathered or broadcasted by subset of ranks")  # the line before may have been wrapped
-_MISSING_RANKS = re.compile(r"Missing ranks:\s*$")
+_MISSING_RANKS = re.compile(r"(?:Missing|Stalled) ranks:\s*$")
 _OF_RANK = re.compile(r"(?:^|[\s:>|])(\d{1,7})!?: \[([^\[\]\n]{1,4000})\]?\s*$")
 _OF_TENSOR = re.compile(
     r"([\w./:;-]{1,300})\s{1,4}\[(ready|missing|stalled global) ranks?:? {0,2}([\d, ]{1,40000})[^\]\n]{0,40}\]"

@@ -37,6 +37,8 @@ _STAT_TIME = re.compile(r"\s*Modify: (?P<when>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\
 _DATE = re.compile(
     r"\s*(?:[A-Z][a-z]{2},? (?P<month>[A-Z][a-z]{2})\s+(?P<day>\d{1,2}) (?P<time>\d\d:\d\d:\d\d)(?: [AP]M)? "
     r"(?:[A-Z+\d]{2,6} )?(?P<year>\d{4})"
+    r"|[A-Z][a-z]{2},? (?P<day_first>\d{1,2}) (?P<its_month>[A-Z][a-z]{2}) (?P<its_year>\d{4}) "
+    r"(?P<its_time>\d\d:\d\d:\d\d)(?: [AP]M)?(?: [A-Z+\d]{2,6})?"
     r"|(?P<iso>\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d)?)?)(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)\s*"
 )
 _USERS = re.compile(
@@ -127,8 +129,9 @@ def _now(date: re.Match[str]) -> datetime | None:
     try:
         if date["iso"]:
             return datetime.fromisoformat(date["iso"].replace("T", " "))
-        hour, minute, second = map(int, date["time"].split(":"))
-        return datetime(int(date["year"]), _MONTHS.index(date["month"]) + 1, int(date["day"]), hour, minute, second)
+        hour, minute, second = map(int, (date["time"] or date["its_time"]).split(":"))
+        year, month = int(date["year"] or date["its_year"]), _MONTHS.index(date["month"] or date["its_month"]) + 1
+        return datetime(year, month, int(date["day"] or date["day_first"]), hour, minute, second)
     except ValueError:
         return None
 

@@ -167,8 +167,11 @@ class _Parser:
         self._process, self._command, self._parent, self._python, self._threads = None, "", None, None, []
 
 
-# A heading: `rank 1 (pid 5513)`, `pid 8811, 8812 (ranks 1-2)`
-_OWNER = re.compile(r"\((?:pids?|(?:(?:local|global)[ _])?ranks?|hosts?|nodes?|gpus?)[ :=#]", re.IGNORECASE)
+# A heading: `rank 1 (pid 5513)`, `pid 8811, 8812 (ranks 1-2)`; a remark: `5513 same as 5511 (in generate)`
+_OWNER = re.compile(
+    r"\((?:pids?|(?:(?:local|global)[ _])?ranks?|hosts?|nodes?|gpus?)[ :=#]|\b(?:same|identical) (?:as|to) (?:\w+ )?\d",
+    re.IGNORECASE,
+)
 _REMARK = re.compile(
     r"(\.pyx?:\d{1,9}\))(?:\s{1,40}(?:#|<-|<=|//|--|\u2190|\u21d0|\().{0,400})$"
 )  # of a person, behind a frame

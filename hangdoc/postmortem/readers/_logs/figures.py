@@ -93,7 +93,7 @@ _NORM = re.compile(r"(?<![\w|])(?:\|{1,2}|\u2016) ?(\w{1,24}(?:\.\w{1,24}){0,8})
 _NORM_OF = re.compile(_NORM.pattern.replace(r"(?=[\s=:]|$)", r"(?=[\s=:]{1,4}\d)"))  # followed by its value
 _BY_LENGTH = re.compile(r"\bover \d{1,9}(?:\.\d{1,3})? (?:frames|tokens)\b")  # a batch takes as many samples as fit
 _OF_PARTS = re.compile(
-    r"\b(checksum|digest|fingerprint|hash|md5|sha(?:1|256)|norm|sum)(?:s|es)? (?:of|over|for) [^.\n]{0,40}?"
+    r"\b(checksum|digest|fingerprint|hash|md5|sha(?:1|256)?|norm|sum)(?:s|es)? (?:of|over|for) [^.\n]{0,40}?"
     r"\b(?:param(?:eter)?s?|weights?|(?:sub)?(?:modules?|models?|networks?)|layers?|replicas?)\b"
 )
 _PARAMETER = re.compile(r"\b(\w{2,40}) ?= ?(?:torch\.)?nn\.Parameter\(")

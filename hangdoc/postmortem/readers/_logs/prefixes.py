@@ -36,6 +36,7 @@ _PREFIXES: tuple[re.Pattern[str], ...] = (
     re.compile(r"[Rr]ank[ _-]?(?P<rank>\d{1,6})(?:: |>|\s{0,20}\|(?!\w{1,24}\|))\s?(?=\S)"),
     re.compile(r"(?P<host>[a-z][\w.-]{0,60}\d) [Rr]ank[ _-]?(?P<rank>\d{1,6})(?:: |\s{0,20}\|(?!\w{1,24}\|))\s?(?=\S)"),
     re.compile(r"\((?:global |world )?[Rr]ank[ _:=-]?(?P<rank>\d{1,6})\):? (?=\S)"),  # Megatron: `(rank 0) saving ...`
+    re.compile(r"rank(?P<rank>\d{1,6})\[(?P<pid>\d{1,9})\]\[[^\[\]]{1,60}\]: (?=\S)"),  # Composer: PID and thread
     re.compile(r"\[[\w./-]{1,60}\.py:\d{1,5}\] \((?P<rank>\d{1,6})/\d{1,6}\) (?=\S)"),  # icefall: rank and world size
     re.compile(r"\[?(?:global_)?rank=(?P<rank>\d{1,6})\b\]?[,:]? (?=\S)"),  # structured loggers
     re.compile(r"\[(?:[a-zA-Z]\w*?)?(?P<local>\d{1,4})\]: ?(?=.*\S)"),  # torchrun --tee: role and local rank

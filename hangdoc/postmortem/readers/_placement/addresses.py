@@ -192,7 +192,8 @@ def _of_row(row: list[re.Match[str]], believed: bool, alone: bool) -> Iterator[t
     if not believed or not names or len(names) == len(row):
         return
     if alone:
-        yield from ((_text(one), names[0]) for one in row if not one["host"])
+        name = min(names, key=len)  # without its domain, if it stands there so as well
+        yield from ((_text(one), name) for one in row if not one["host"])
         return
     for one, other in zip(row[::2], row[1::2], strict=False):  # in pairs, in the same order
         if bool(one["host"]) != bool(row[0]["host"]) or bool(other["host"]) == bool(one["host"]):

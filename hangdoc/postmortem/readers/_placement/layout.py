@@ -186,7 +186,7 @@ class JobLayout:
             for node, host in self._order.numbers().items():
                 if node < limits.MAX_RANKS // size:
                     yield _block(host, node * size, size)
-        of_pod = size or self._pods.gpus
+        of_pod = size or self._pods.ranks_of_each
         for node, pod in self._pods.numbers().items() if of_pod is not None else ():
             if of_pod is not None and node < limits.MAX_RANKS // of_pod:
                 yield _block(pod, node * of_pod, of_pod)

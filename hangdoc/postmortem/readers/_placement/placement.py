@@ -39,6 +39,11 @@ _LABEL = re.compile(r"\s{0,4}(?:\[|=+ |-+ |#+ )?([A-Za-z][\w.-]{1,60})(?:\]|:| \
 # torch writes the PID of the rank into its log lines (torch/_logging/_internal.py, since 2.5).
 _LOGGED = re.compile(r"\s{0,4}\[rank(\d{1,6})\]:[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d{3,9} (\d{1,9}) ")
 
+# A log line that begins with both: `[2024-01-02 10:09:55] cn-234 rank 2: step 880`
+_OF_BOTH = re.compile(
+    r"(?:\[?\d{4}-\d\d-\d\d[T ][\d:.,]{8,15}\]? )?(?P<host>[a-z][\w.-]{0,60}\d)"
+    r" [Rr]ank[ _-]?(?P<rank>\d{1,6})(?:: | ?\|)"
+)
 # The GPU of a rank, as NCCL prints it at the start of a communicator (nccl: src/init.cc).
 _OF_NCCL = re.compile(
     r"(?<![\w.-])([A-Za-z][\w.-]{0,252}):\d{1,9}:\d{1,9} \[\d{1,5}\] NCCL INFO .{0,80}?\brank (\d{1,6})"
@@ -156,6 +161,7 @@ def placement_of(text: str) -> Placement:
     stated: list[Seat] = []
     hosts: Counter[str] = Counter()
     of_pid: dict[int, int] = {}  # PID -> rank, in log lines
+    labelled: dict[tuple[str, int], None] = {}  # host and rank in front of lines
     communicators: dict[int, set[tuple[str, str, int]]] = {}  # size -> host, PCI bus and device, rank
     stating = 0
     for number, line in outer_lines(text):
@@ -168,6 +174,9 @@ def placement_of(text: str) -> Placement:
             stated.append(row)
         elif logged := _LOGGED.match(line):
             of_pid[int(logged[2])] = int(logged[1])
+        elif both := _OF_BOTH.match(line):
+            if len(labelled) < MAX_STATING:
+                labelled[both["host"], int(both["rank"])] = None
         elif " busId " in line and (member := _OF_NCCL.search(line)):
             if bus := bus_of_number(int(member[4], 16)):
                 communicators.setdefault(int(member[3]), set()).add((_short(member[1]), bus, int(member[2])))
@@ -175,6 +184,8 @@ def placement_of(text: str) -> Placement:
             stating += 1
             stated += seats_in(line)
     stated += [Seat((rank,), pids=(pid,)) for pid, rank in of_pid.items()]
+    one_host_each = len(labelled) == len({rank for _, rank in labelled}) > 1
+    stated += [Seat((rank,), host, firm=one_host_each) for host, rank in labelled]
     known = frozenset(name for name, count in hosts.items() if count >= LEAST_LABELS)
     seats = believable(stated, known)
     placement = _joined([*seats, *layout.seats(seats)], numbering, layout, gpu_use)
@@ -201,7 +212,7 @@ def _named_host(line: str) -> dict[str, int]:
 
 
 def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout, gpu_use: GpuUse) -> Placement:
-    per_node = layout.per_node
+    per_node, stated = layout.per_node, _with_whole_names(stated)
     hosts = _unique((rank, seat.host) for seat in stated if seat.host for rank in seat.ranks)
     doubted = {rank for seat in stated if seat.host for rank in seat.ranks if rank not in hosts}
     seats = [seat for seat in stated if doubted.isdisjoint(seat.ranks)]
@@ -237,6 +248,14 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout,
         index_is_rank=local_is_rank and (numbering.gpu_is_rank or (first_node and gpu_use.whole_host)),
         ordinal_is_rank=numbering.ordinal_is_rank,
     )
+
+
+def _with_whole_names(seats: Sequence[Seat]) -> list[Seat]:
+    """The seats, where people write `worker-0` for `bert-worker-0`."""
+    names = {seat.host for seat in seats if seat.host}
+    longer = {name: [one for one in names if one.endswith(f"-{name}")] for name in names}
+    whole = {name: of[0] for name, of in longer.items() if len(of) == 1}
+    return [dataclasses.replace(seat, host=whole.get(seat.host or "", seat.host)) for seat in seats]
 
 
 def _numbers(seats: Iterable[Seat], kind: str, hosts: Mapping[int, str]) -> Iterator[tuple[tuple[str, int], int]]:

@@ -18,6 +18,7 @@ _ELASTIC = re.compile(r"\brdzv|PET_RDZV|elastic_?policy|max_?restarts", re.IGNOR
 _POD = re.compile(
     r"(?<![\w.-])(?P<job>[a-z0-9](?:[a-z0-9-]{0,80}[a-z0-9])?)-(?P<role>master|worker)-(?P<number>\d{1,4})(?![\w-])"
 )
+_SIZE = re.compile(r"\bWORLD_SIZE[\"']?[:=] ?[\"']?(\d{1,5})\b")
 _GPUS = re.compile(r"\b(?:nvidia|amd)\.com/gpu\"?: {1,8}\"?(\d{1,3})\b")  # the limit of a container
 
 
@@ -37,6 +38,7 @@ class PodOrder:
     _elastic: bool = False
     _pods: dict[str, tuple[str, int]] = field(default_factory=dict)  # pod -> job, node
     _gpus: set[int] = field(default_factory=set)
+    _sizes: set[int] = field(default_factory=set)  # of the job, in ranks
 
     def feed(self, text: str) -> None:
         if len(text) > MAX_LINE:
@@ -45,6 +47,8 @@ class PodOrder:
         self._elastic = self._elastic or _ELASTIC.search(text) is not None
         if "com/gpu" in text and (gpus := _GPUS.search(text)):
             self._gpus.add(int(gpus[1]))
+        if size := _SIZE.search(text):
+            self._sizes.add(int(size[1]))
         if "-worker-" not in text and "-master-" not in text:
             return
         for pod in _POD.finditer(text):
@@ -52,8 +56,10 @@ class PodOrder:
                 self._pods[pod[0]] = node
 
     @property
-    def gpus(self) -> int | None:
-        """GPUs of each pod."""
+    def ranks_of_each(self) -> int | None:
+        """Ranks of each pod: one, if there are as many pods as ranks, or else one a GPU."""
+        if self._sizes == {len(self.numbers())}:
+            return 1
         return next(iter(self._gpus)) if len(self._gpus) == 1 and 0 not in self._gpus else None
 
     def numbers(self) -> Mapping[int, str]:
