@@ -67,14 +67,16 @@ class Once:
     say: Callable[[str], None]
     inspected: bool = False
     examination: Examination | None = None
+    examined_s: float | None = None  # when the examination began
     lacking: bool = False  # ranks are missing for no known reason: a supervisor may be starting one again
 
     def decide(self, facts: Facts, elapsed_s: float) -> Decision:
         """`elapsed_s`: since the watch began."""
         parked = facts.job.stall.parked and elapsed_s >= ONCE_S
         if self.examination is None and (parked or is_stuck(facts, PATIENCE_S)):
-            self.say(f"no progress in job {self.job}: examining it")
-            self.examination = Examination()
+            if self.examined_s is None:
+                self.say(f"no progress in job {self.job}: examining it")
+            self.examination, self.examined_s = Examination(), elapsed_s
         if self.examination is not None:
             return self.examination.decide(facts)
         if needs_inspection(facts) and not self.inspected:
@@ -102,6 +104,11 @@ class Once:
         if elapsed_s >= ONCE_LIMIT_S:
             return True
         if verdict.status == "unknown":  # such as a stall that a slow examination has outlasted
+            return False
+        if verdict.status == "stalled" and not verdict.findings:
+            # What does not change from one examination to the next may show what a rank waits for.
+            if self.examined_s is not None and elapsed_s - self.examined_s >= PATIENCE_S:
+                self.examination = None
             return False
         if self.examination is not None or elapsed_s >= ONCE_S:
             return True

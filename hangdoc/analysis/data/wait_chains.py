@@ -86,7 +86,10 @@ def _facts(case: Case, key: Key) -> ChainFacts:
         and all(end in CERTAIN or end in SILENT for _, end, _ in paths)
         and min(silent_s, watched_s) >= STALL_S
     )
-    silent = quiet and silent_s >= EXPECTED_S and _is_awaited(case, key)
+    # Of processes that wait for one another, only somebody else could end the wait: how long the job has waited counts.
+    circular = all(end in CERTAIN or end == "circle" for _, end, _ in paths)
+    waited_s = max(silent_s, case.job(NetworkJob).idle_s or 0.0) if circular else silent_s
+    silent = quiet and waited_s >= EXPECTED_S and _is_awaited(case, key)
     stuck = silent or (certain and is_stall(case, watched_s))
     other = last if last is not None and last.pid != key[1] else None
     return ChainFacts(

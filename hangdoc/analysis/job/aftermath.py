@@ -57,7 +57,8 @@ def _facts(case: Case, key: Key, proved: bool) -> AftermathFacts:
     if proved or seen_again or case.ranks[key].alive is False:
         return AftermathFacts(record.left, False, None if not seen_again or proved else not _runs(case, key))
     presumed = "stacks" in record.left and not _runs(case, key)
-    return AftermathFacts(record.left, presumed, True if presumed else None)
+    awaited = "stacks" in record.left and case.once("half of the ranks timed out", lambda: _half_timed_out(case))
+    return AftermathFacts(record.left, presumed, True if presumed or awaited else None)
 
 
 def _doubt(facts: Collection[AftermathFacts], timed_out: bool) -> str:
@@ -87,9 +88,12 @@ def _runs(case: Case, key: Key) -> bool:
 
 
 def _half_wait(case: Case) -> bool:
-    """By their stacks, or by the timeouts in their logs."""
-    stack, logs = case.facts(StackFacts), case.facts(LogsFacts)
-    return 2 * sum(bool(stack[key].waits or logs[key].timed_out) for key in case.ranks) >= len(case.ranks)
+    return 2 * sum(own.waits is True for own in case.facts(StackFacts).values()) >= len(case.ranks)
+
+
+def _half_timed_out(case: Case) -> bool:
+    """By their logs: whatever the others did then, these waited for them."""
+    return 2 * sum(own.timed_out is True for own in case.facts(LogsFacts).values()) >= len(case.ranks)
 
 
 ANALYSIS = AftermathDetector()

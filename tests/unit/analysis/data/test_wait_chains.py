@@ -197,6 +197,18 @@ def test_a_circle() -> None:
 
 
 @pytest.mark.parametrize(
+    ("idle_s", "every_s", "stuck"),
+    [(50.0, 1.5, True), (20.0, 1.5, None), (50.0, 1.0, None)],  # the job waits, and so do they; the job just began to
+)
+def test_processes_that_wait_for_one_another(idle_s: float, every_s: float, stuck: bool | None) -> None:
+    """A worker reads what its helper answers, and the helper writes its errors, which nobody reads."""
+    worker = waiter(71, "python", Awaited("pipe", peers=(72,)), call="read")
+    helper = waiter(72, "python -c ...", Awaited("pipe", peers=(71,)), call="write")
+    seen = facts(chain(rank(PIPE), worker, helper), idle_s=idle_s, every_s=every_s)
+    assert (seen.end, seen.stuck) == ("circle", stuck)
+
+
+@pytest.mark.parametrize(
     ("phase", "op"), [("collective", "barrier"), ("startup", "init_process_group"), ("compute", "")]
 )
 def test_a_rank_that_waits_for_its_peers_or_computes(phase: str, op: str) -> None:
