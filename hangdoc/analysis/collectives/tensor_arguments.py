@@ -81,8 +81,8 @@ def _often(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dic
 def _standing(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple[Call, Tensor]]:
     """The ranks that are in the same call on the same process group now.
 
-    Empty if a rank of the group waits elsewhere: its peers wait for that rank, and may be at different tensors. A rank
-    in an unknown group may be in any.
+    Empty if a rank of the group lives and is elsewhere: its peers wait for that rank, and may be at different tensors.
+    A rank in an unknown group may be in any.
     """
     stack, group = case.facts(StackFacts), case.facts(WaitGraphFacts)
     there = {
@@ -93,12 +93,17 @@ def _standing(case: Case, seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> 
     call, times = Counter(there.values()).most_common(1)[0] if there else (None, 0)
     if call is None or times < 2:
         return {}
-    elsewhere = (
-        key
+    here = [key for key in there if there[key] == call]
+    absent = {rank for key in here for rank in group[key].absent}
+    elsewhere = any(
+        there.get(key) != call
+        and (
+            (facts.waits and group[key].name in (call[-1], None))
+            or (case.ranks[key].target.rank in absent and case.ranks[key].alive is not False)
+        )
         for key, facts in stack.items()
-        if facts.waits and there.get(key) != call and group[key].name in (call[-1], None)
     )
-    return {key: seen[key][-1] for key in there if there[key] == call} if next(elsewhere, None) is None else {}
+    return {} if elsewhere else {key: seen[key][-1] for key in here}
 
 
 def _usual(seen: Mapping[Key, Sequence[tuple[Call, Tensor]]]) -> dict[Key, tuple[Call, Tensor]]:
@@ -162,8 +167,8 @@ def _argument(frames: Sequence[Frame]) -> tuple[Call, Tensor] | None:
             tensor = next((by_name[name] for name in ARGUMENTS if name in by_name), None)
             python = [f for f in frames[i + 1 :] if not f.native]
             depth = next((at for at, f in enumerate(python) if not is_library(f.file)), None)
-            if tensor is None or depth is None:
-                return None
+            if tensor is None or depth is None or frame.function.startswith("all_to_all"):
+                return None  # in an exchange, each rank may have parts of another size
             own, between = python[depth], tuple(f.line or 0 for f in python[:depth])
             return _call(own, frame.function, own.line, between), tensor
     return None
