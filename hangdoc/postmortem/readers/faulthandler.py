@@ -28,12 +28,14 @@ OPENING = re.compile(
     r"(?:Current thread|Thread) 0x[0-9a-f]{1,16}(?: \[.*\])? \(most recent call first\)"
     r"|Stack \(most recent call first\)|Fatal Python error: |Timeout \(\d+:\d\d:\d\d"
 )
-_HEADING = re.compile(r"(?:Thread 0x[0-9a-f]{1,16}[^(\n]{0,120}|Stack )\(most recent call first\)")
+_HEADING = re.compile(
+    r"(?:Thread 0x[0-9a-f]{1,16}[^(\n]{0,120}|Stack )\(most recent call first\)|Timeout \(\d{1,4}:\d\d:\d\d"
+)
 _ANY_FRAME = re.compile(r'File "[^"\n]{0,1000}", line \d{1,9} in |<no Python frame>')
 _SIGNALS = {"Segmentation fault": 11, "Bus error": 7, "Floating": 8, "Illegal instruction": 4}
 _ABORT = 6  # every other fatal error ends in abort()
 _LOOKS_LIKE = re.compile(
-    r"\(most recent call first\):?[ \t]*\r?\n"
+    r"(?:\(most recent call first\):?|Timeout \(\d{1,4}:\d\d:\d\d(?:\.\d{1,9})?\)!)[ \t]*\r?\n"
     r'(?:[^\n]{0,80}?File "[^\n]*", line \d+ in |[^\n]*<no Python frame>)'
 )
 
@@ -41,7 +43,7 @@ _LOOKS_LIKE = re.compile(
 class FaulthandlerReader:
     name = "faulthandler dump"
     order = 30
-    marks = ("(most recent call first)",)
+    marks = ("(most recent call first)", "Timeout (")
     help = (
         "`faulthandler.register(signal.SIGUSR1)` in the script, then `kill -USR1 PID`; PYTHONFAULTHANDLER=1 for crashes"
     )

@@ -1,8 +1,9 @@
 """Horovod's stall inspector: the tensors that some ranks submitted and that the remaining ranks did not.
 
 Forms: Horovod 0.12 to 0.28, horovod/common/stall_inspector.cc (since 0.18: `Missing ranks:` or `Stalled ranks:`, then
-a line per rank with the tensors that it did not submit; a rank marked `!` is to be shut down), before that operations.cc
-(`Stalled ops:` with `[ready ranks: ...]`, later a line per tensor with `[missing ranks: ...]`). The ranks are global.
+a line per rank with the tensors that it did not submit; a rank marked `!` is to be shut down), before that
+operations.cc (`Stalled ops:` with `[ready ranks: ...]`, later a line per tensor with `[missing ranks: ...]`). The ranks
+are global.
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ class LogCollector:
                 return rank
         if pid and (rank := self.placement.rank_of(ProcessRef(None, host, int(pid[:9])))) is not None:
             return rank
-        return self.placement.rank_alone_on(host) if host and self.placement.per_node == 1 else None
+        return self.placement.rank_alone_on(host) if host else None
 
     def _local_of_gpu(self, number: str) -> int | None:
         """The number of a process that names its GPU by number, if the text shows all GPUs of the only host.
