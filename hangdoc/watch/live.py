@@ -70,6 +70,7 @@ class WatchedJob:
     silent_s: float = 0.0  # since the last byte between ranks, at the last look
     silence_s: float = 0.0  # longest time without a byte that ended by itself
     inspected: bool = False  # in this quiet period
+    examined: bool = False  # likewise, since nobody knows what some rank waits for
     gone: set[Key] = field(default_factory=set)  # ranks with a reported exit
     last: Verdict | None = None
 
@@ -161,6 +162,9 @@ class Live:
             self._recovered(job)
         elif not was_stalled:
             facts = self._inspect_if_quiet(job, facts, watched)
+            if watched.examined and is_stuck(facts, PATIENCE_S):  # only the native stacks show that it waits
+                self._begin_stall(job, facts, watched)
+                self._report_as_stalled(job, facts, watched)
         before = watched.last
         if watched.state == "stalled" and watched.last:
             watched.last = replace(watched.last, stalled_for_s=facts.job.stall.seconds)
@@ -256,14 +260,17 @@ class Live:
         if not needs_inspection(facts):
             if watched.quiet_s is not None:
                 watched.lull_s = max(watched.lull_s, now_s - watched.quiet_s)
-            watched.quiet_s, watched.inspected = None, False
+            watched.quiet_s, watched.inspected, watched.examined = None, False, False
             return facts
         watched.quiet_s = now_s if watched.quiet_s is None else watched.quiet_s
         due = now_s - watched.quiet_s >= min(2 * watched.lull_s, INSPECT_S) or not is_quiet(facts)
         if due and not watched.inspected:
             watched.inspected = True
             self.session.look_closer()
-            return self._facts(job)
+            facts = self._facts(job)
+        if facts.job.stall.parked and now_s - watched.quiet_s >= PATIENCE_S and not watched.examined:
+            watched.examined = True
+            facts, _ = follow(Examination().decide, self.session, self.judge, job, facts)
         return facts
 
     def _report_running(self, job: str, facts: Facts, watched: WatchedJob, verdict: Verdict) -> None:

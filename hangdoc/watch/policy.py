@@ -105,8 +105,8 @@ class Once:
             return True
         if verdict.status == "unknown":  # such as a stall that a slow examination has outlasted
             return False
-        if verdict.status == "stalled" and not verdict.findings:
-            # What does not change from one examination to the next may show what a rank waits for.
+        if verdict.status == "stalled" and not verdict.findings and any(not rank.stack.waits for rank in facts.ranks):
+            # What does not change from one examination to the next may show what that rank waits for.
             if self.examined_s is not None and elapsed_s - self.examined_s >= PATIENCE_S:
                 self.examination = None
             return False

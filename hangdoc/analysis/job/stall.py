@@ -153,12 +153,13 @@ def _quiet(case: Case) -> bool:
 def _unexplained(case: Case, stack: Mapping[Key, StackFacts]) -> bool:
     """True if a rank is idle in an operation that its Python frames do not identify.
 
-    If a rank has ended, a guess from the source line does not count: `get` may be the store's, which waits for it.
+    If a rank has ended, or the job has been idle for long, a guess from the source line does not count: `get` may be
+    the store's, which waits for a peer.
     """
-    gone = any(rank.alive is False for rank in case.ranks.values())
+    doubted = any(rank.alive is False for rank in case.ranks.values()) or (_standing_s(case) or 0.0) >= EXPECTED_S
     return any(
         facts.phase in ("idle", "unknown")
-        and (facts.op is None or (gone and facts.op != "sleep" and facts.leaf == facts.site))
+        and (facts.op is None or (doubted and facts.op != "sleep" and facts.leaf == facts.site))
         and not facts.native
         for facts in stack.values()
     )
@@ -262,7 +263,17 @@ def _expects(case: Case, key: Key) -> bool:
         return False
     if (_idle_s(case) or 0.0) >= EXPECTED_S:
         return False
-    return case.facts(StackFacts)[key].op in OUTSIDE or case.ranks[key].records.keys() >= EXPLAIN_WAITS
+    stack = case.facts(StackFacts)[key]
+    if stack.op in OUTSIDE:
+        return True
+    # What only the source line shows may be a wait for a peer: nobody else is there, if every rank stands in such a line.
+    guessed = case.once("every wait is guessed", lambda: all(map(_is_guessed, case.facts(StackFacts).values())))
+    return case.ranks[key].records.keys() >= EXPLAIN_WAITS and not (guessed and len(case.ranks) > 1)
+
+
+def _is_guessed(facts: StackFacts) -> bool:
+    """True if only the source line, and no frame, shows what a rank waits for."""
+    return facts.phase == "idle" and not facts.native and facts.leaf == facts.site
 
 
 def _waits_for_idle_threads(case: Case, key: Key) -> bool:

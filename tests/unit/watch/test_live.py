@@ -40,10 +40,12 @@ class Look:
     cause: str = ""  # confidence in a cause of what is wrong with it
     stopped: bool | None = None  # for more than a moment; None: it is not stopped
     pause_s: float | None = None  # it was on the same line for so long, and went on
+    parked: bool = False  # nothing shows what it waits for
+    native: Look | None = None  # but its native stacks do
 
     def facts(self) -> Any:
         stall = SimpleNamespace(stalled=self.stalled, seconds=self.seconds, settled=self.settled, idle=self.idle)
-        stall.progressed, stall.internal = self.progressed, self.internal
+        stall.progressed, stall.internal, stall.parked = self.progressed, self.internal, self.parked
         progress = SimpleNamespace(window_s=30.0, period_s=self.step_s, standing_s=self.standing_s)
         progress.pause_s = self.pause_s
         progress.wait_share, progress.completed = 0.5, not self.stalled if self.completed is None else self.completed
@@ -90,6 +92,7 @@ class Session:
     away: list[dict[str, str]] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     inspected: list[float] = field(default_factory=list)
+    natively: list[float] = field(default_factory=list)  # when native stacks were read
 
     def look(self) -> None:
         self.at_s += 10.0
@@ -106,6 +109,9 @@ class Session:
             return
         assert list(ranks) == [("node-a", 100)]
         self.examined = True
+        self.natively.append(self.at_s)
+        if self.shown.look.native:
+            self.shown = self.shown.look.native.facts()
 
     def wait(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -389,6 +395,19 @@ def test_a_quiet_period_is_inspected_if_it_is_longer_than_those_before() -> None
     gaps = [b - a for a, b in zip(session.inspected, session.inspected[1:], strict=False)]
     assert len(session.inspected) == 2
     assert gaps[0] > 40.0
+
+
+def test_a_wait_that_only_native_stacks_show_is_a_stall() -> None:
+    parked = replace(LULL, status="unknown", parked=True, progressed=False, native=Look("stalled", True, 40.0))
+    _, _, events = watched(*[parked] * 6)
+    assert [event.kind for event in events][:3] == ["started", "stall", "verdict"]
+
+
+def test_native_stacks_that_show_nothing_are_read_once() -> None:
+    parked = replace(LULL, status="unknown", parked=True, progressed=False)
+    _, session, events = watched(*[parked] * 8)
+    assert "stall" not in [event.kind for event in events]
+    assert len(session.natively) == 1
 
 
 def test_a_rank_with_traffic_is_not_quiet() -> None:
