@@ -266,7 +266,7 @@ def _expects(case: Case, key: Key) -> bool:
     stack = case.facts(StackFacts)[key]
     if stack.op in OUTSIDE:
         return True
-    # What only the source line shows may be a wait for a peer: nobody else is there, if every rank stands in such a line.
+    # What only the source line shows may be a wait for a peer, which stands in such a line as well.
     guessed = case.once("every wait is guessed", lambda: all(map(_is_guessed, case.facts(StackFacts).values())))
     return case.ranks[key].records.keys() >= EXPLAIN_WAITS and not (guessed and len(case.ranks) > 1)
 

@@ -20,7 +20,7 @@ from hangdoc.postmortem.readers._host_context import OF_HOST, HostContext, host_
 from hangdoc.postmortem.readers._host_names import listed_numbers
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin, OriginResolver, file_origin, pci_address
 from hangdoc.postmortem.readers._logs.catalogue import NOTICE
-from hangdoc.postmortem.readers._logs.ending import Counter, ErrorLine, read_ending
+from hangdoc.postmortem.readers._logs.ending import BYTES, Counter, ErrorLine, read_ending
 from hangdoc.postmortem.readers._logs.exits import LATER_S, exits_in, failure_entry
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
 from hangdoc.postmortem.readers._logs.printed_lines import OF_BATCH
@@ -444,7 +444,10 @@ class LogCollector:
             if self.events or known_rank or _OF_A_JOB.search(error.text):
                 self._events_of(origin).add(self._error_event(error))
         for origin, counter in ending.counters:
-            if self.origins.resolve(origin, self.run).rank is not None or COUNTED_AFTER & self.file_kinds:
+            if counter.unit.startswith(BYTES):
+                if self.events:
+                    self._events_of(origin).add(self._bytes_event(counter))
+            elif self.origins.resolve(origin, self.run).rank is not None or COUNTED_AFTER & self.file_kinds:
                 self._events_of(origin).add(self._counter_event(counter))
         for origin, printed in ending.printed:
             if printed.name in OF_BATCH and origin.rank is None and origin.local is not None and origin.host is None:
@@ -482,6 +485,14 @@ class LogCollector:
         return LogEvent(
             "progress", counter.text[:TEXT], self.name, counter.line, counter.at_s, {"unit": counter.unit, **fields}
         )
+
+    def _bytes_event(self, counter: Counter) -> LogEvent:
+        """A file that is read or loaded, as far as its bar shows."""
+        fields = {
+            "what": counter.unit.removeprefix(BYTES).strip(),
+            "percent": str(100 * counter.at // (counter.of or 1)),
+        }
+        return LogEvent("preparing", counter.text[:TEXT], self.name, counter.line, counter.at_s, fields)
 
     def _in_order(self, kind: str, end: End, before: frozenset[str]) -> End:
         """The end of a process, given the kinds of the lines before.

@@ -50,7 +50,7 @@ MAX_ERRORS = 64
 TEXT = 400  # characters of an error that are kept
 
 # `Epoch 3:  45%|####   | 450/1000 [10:12<12:28, 1.36s/it]`
-_BAR = re.compile(r"\d{1,3}%\|[^|\n]{0,200}\| *(?P<at>\d{1,9})/(?P<of>\d{1,9}) *\[")
+_BAR = re.compile(r"\d{1,3}%\|[^|\n]{0,200}\| *(?P<at>\d{1,15})/(?P<of>\d{1,15}) *\[")
 # Behind the rank: `[r0] b417 forward`, `r2 it 623 done`, `[r0] e1 it 622 gn 1.664`
 _SHORT_COUNTER = re.compile(
     r"\W{0,4}(?:e(?:p(?:och)?)?[ =:#]?\d{1,5}\W{1,3})?(?P<unit>b|it|mb)[ =:#]?(?P<at>\d{1,9})(?=[\s:,|]|$)",
@@ -72,6 +72,9 @@ _DONE = re.compile(
     r"\b(?:finished|done|completed|processed)\b\D{0,24}\b(?P<at>\d{1,9}) (?:batches|steps|iterations)\b", re.IGNORECASE
 )
 LENGTH = "length"  # unit of such a number
+# `12%|#  | 40211400/330110400 [10:02<1:12:10, 66830.1B/s]`: of a file that is read, not of steps
+_IN_BYTES = re.compile(r"[\d:]{4,12}<[\d:?]{1,12}, {0,4}[\d.]{1,20}[kMGT]?i?B/s")
+BYTES = "bytes"  # begin of the unit of such a bar
 _MAYBE = re.compile(
     r"%\||step|loader|dataset|sampler|iter|batch|update|epoch|Error|Exception"
     r"|loss|stop|exit|finished|bye|training|reached|all done"
@@ -283,7 +286,8 @@ def _counters(line: Line, number: int) -> Iterator[Counter]:
     in_epoch = int(epoch["epoch"]) if epoch else None
     if match := _BAR.search(text):
         front = " ".join(re.sub(r"[\d\W_]+", " ", text[max(0, match.start() - 80) : match.start()]).split())[-40:]
-        unit = f"bar {front}".strip()
+        kind = BYTES if _IN_BYTES.match(text, match.end()) else "bar"
+        unit = f"{kind} {front}".strip()
     elif match := _LENGTH.search(text) or _DONE.search(text):
         at = int(match["at"])
         yield Counter(LENGTH, None, at, at, None, text, number, line.at)

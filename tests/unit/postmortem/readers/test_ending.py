@@ -24,6 +24,10 @@ def ending(text: str) -> Ending:
     [
         ("[rank3]:  45%|####5     | 450/1000 [10:12<12:28,  1.36s/it]", (3, "bar", None, 450, 1000)),
         ("[rank3]: Epoch 7:  45%|###| 450/1000 [10:12<12:28]", (3, "bar Epoch", 7, 450, 1000)),
+        (
+            "[rank3]: Hash:  2%|#| 4021140000/164021140000 [10:02<1:12:10, 66830.1B/s]",
+            (3, "bytes Hash", None, 4021140000, 164021140000),
+        ),
         ("rank 2 step 117 loss 1.2", (2, "step", None, 117, None)),
         ("rank=2, epoch=4, global_step=117", (2, "global step", 4, 117, None)),
         ("[Rank 5] Iteration 120/ 5000 | elapsed 3.2", (5, "iteration", None, 120, 5000)),
