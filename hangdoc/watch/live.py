@@ -162,9 +162,7 @@ class Live:
             self._recovered(job)
         elif not was_stalled:
             facts = self._inspect_if_quiet(job, facts, watched)
-            if watched.examined and is_stuck(facts, PATIENCE_S):  # only the native stacks show that it waits
-                self._begin_stall(job, facts, watched)
-                self._report_as_stalled(job, facts, watched)
+            self._examine_if_parked(job, facts, watched)
         before = watched.last
         if watched.state == "stalled" and watched.last:
             watched.last = replace(watched.last, stalled_for_s=facts.job.stall.seconds)
@@ -268,10 +266,19 @@ class Live:
             watched.inspected = True
             self.session.look_closer()
             facts = self._facts(job)
-        if facts.job.stall.parked and now_s - watched.quiet_s >= PATIENCE_S and not watched.examined:
-            watched.examined = True
-            facts, _ = follow(Examination().decide, self.session, self.judge, job, facts)
         return facts
+
+    def _examine_if_parked(self, job: str, facts: Facts, watched: WatchedJob) -> None:
+        """Report the stall of a job whose waits only native stacks show, which are read once in each quiet period."""
+        quiet_s = self.session.at_s - watched.quiet_s if watched.quiet_s is not None else 0.0
+        if not facts.job.stall.parked or quiet_s < PATIENCE_S or watched.examined:
+            return
+        watched.examined = True
+        examined, _ = follow(Examination().decide, self.session, self.judge, job, facts)
+        self._observe(job, examined)
+        if is_stuck(examined, PATIENCE_S):
+            self._begin_stall(job, examined, watched)
+            self._report_as_stalled(job, self.judge.before_deaths(examined) or examined, watched)
 
     def _report_running(self, job: str, facts: Facts, watched: WatchedJob, verdict: Verdict) -> None:
         """Report healthy or slow, once, after a long enough window."""

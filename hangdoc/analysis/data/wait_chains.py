@@ -87,7 +87,8 @@ def _facts(case: Case, key: Key) -> ChainFacts:
         and min(silent_s, watched_s) >= STALL_S
     )
     # Of processes that wait for one another, only somebody else could end the wait: how long the job has waited counts.
-    circular = all(end in CERTAIN or end == "circle" for _, end, _ in paths)
+    ends = {end for _, end, _ in paths}
+    circular = "circle" in ends and ends <= {"circle", *CERTAIN}
     waited_s = max(silent_s, case.job(NetworkJob).idle_s or 0.0) if circular else silent_s
     silent = quiet and waited_s >= EXPECTED_S and _is_awaited(case, key)
     stuck = silent or (certain and is_stall(case, watched_s))

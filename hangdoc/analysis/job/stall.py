@@ -153,16 +153,23 @@ def _quiet(case: Case) -> bool:
 def _unexplained(case: Case, stack: Mapping[Key, StackFacts]) -> bool:
     """True if a rank is idle in an operation that its Python frames do not identify.
 
-    If a rank has ended, or the job has been idle for long, a guess from the source line does not count: `get` may be
-    the store's, which waits for a peer.
+    If a rank has ended, or all have waited for long, a guess from the source line does not count: `get` may be the
+    store's, which waits for a peer.
     """
-    doubted = any(rank.alive is False for rank in case.ranks.values()) or (_standing_s(case) or 0.0) >= EXPECTED_S
+    gone = any(rank.alive is False for rank in case.ranks.values())
+    doubted = gone or (_all_guessed(case) and (_standing_s(case) or 0.0) >= EXPECTED_S)
     return any(
         facts.phase in ("idle", "unknown")
         and (facts.op is None or (doubted and facts.op != "sleep" and facts.leaf == facts.site))
         and not facts.native
         for facts in stack.values()
     )
+
+
+def _all_guessed(case: Case) -> bool:
+    """True if only source lines, and no frames, show what the ranks wait for, all of them: it may be one another."""
+    facts = case.facts(StackFacts).values()
+    return len(facts) > 1 and all(one.phase == "idle" and not one.native and one.leaf == one.site for one in facts)
 
 
 def _facts(case: Case, key: Key, stuck: bool, advancing: bool, awaited: bool) -> StallFacts:
@@ -266,14 +273,7 @@ def _expects(case: Case, key: Key) -> bool:
     stack = case.facts(StackFacts)[key]
     if stack.op in OUTSIDE:
         return True
-    # What only the source line shows may be a wait for a peer, which stands in such a line as well.
-    guessed = case.once("every wait is guessed", lambda: all(map(_is_guessed, case.facts(StackFacts).values())))
-    return case.ranks[key].records.keys() >= EXPLAIN_WAITS and not (guessed and len(case.ranks) > 1)
-
-
-def _is_guessed(facts: StackFacts) -> bool:
-    """True if only the source line, and no frame, shows what a rank waits for."""
-    return facts.phase == "idle" and not facts.native and facts.leaf == facts.site
+    return case.ranks[key].records.keys() >= EXPLAIN_WAITS and not _all_guessed(case)
 
 
 def _waits_for_idle_threads(case: Case, key: Key) -> bool:

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from hangdoc.analysis.thresholds import REPORTERS
 from hangdoc.evidence.logs import LogEvent
 
-# Loopback, link-local, and the networks that Docker and libvirt give to the bridge of every host.
-NOT_BETWEEN_HOSTS = re.compile(r"127\.|169\.254\.|172\.17\.|192\.168\.122\.|::1$")
+# Loopback, link-local, and the network that Docker gives to the bridge of every host.
+NOT_BETWEEN_HOSTS = re.compile(r"127\.|169\.254\.|172\.17\.|::1$")
+OF_BRIDGE = re.compile(r"172\.17\.0\.1$|192\.168\.122\.1$")  # docker0 and virbr0 themselves, on every host
 
 
 def common_peer(reports: Iterable[tuple[str | None, LogEvent]]) -> tuple[str, int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
-from hangdoc.analysis.logs.common_peer import NOT_BETWEEN_HOSTS, common_peer, peer_of
+from hangdoc.analysis.logs.common_peer import NOT_BETWEEN_HOSTS, OF_BRIDGE, common_peer, peer_of
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, job_logs, known_host
 from hangdoc.analysis.ranks.host_ranks import on_hosts
 from hangdoc.analysis.thresholds import COMPARABLE_RANKS, REPORTERS, SOCKET_RATE
@@ -37,7 +37,7 @@ class TransportJob:
     count: int = 0  # such lines
     hosts: int = 0  # hosts that report one; with `peer`, those that name it
     peer: tuple[Suspect, ...] = ()  # the only host that all other reporters name
-    unreachable: str | None = None  # an address of `failed` that leads each host to itself: of a bridge, of loopback
+    bridge: str | None = None  # an address of `failed` that is usually the host's own, of docker0 or virbr0
     unmet: tuple[Suspect, ...] = ()  # the only address that ranks of several hosts cannot connect to
 
 
@@ -67,7 +67,7 @@ class TransportDetector(Detector[object, TransportJob]):
             count=len(failed),
             hosts=naming or len(reporters),
             peer=on_hosts(case, [Suspect(None, None, peer)] if peer else ()),
-            unreachable=next((one for _, event in failed if NOT_BETWEEN_HOSTS.match(one := peer_of(event))), None),
+            bridge=next((one for _, event in failed if OF_BRIDGE.match(one := peer_of(event))), None),
             unmet=on_hosts(case, _unmet(logs)),
         )
 

@@ -46,6 +46,7 @@ class DivergenceFacts:
     outer: str | None = None  # counter of a loop around both sides: the outermost that differs, else the innermost
     outer_count: float | None = None  # its value on this rank
     outer_count_other: float | None = None  # its value on the reference side
+    same_lap: bool | None = None  # both are in the same iteration of the innermost loop around both
     will_arrive: bool | None = None  # it can still reach the line where the reference waits; None: unknown
     passed: bool | None = None  # `counter` counts a loop that this rank has left
     counter: str | None = None  # a loop counter that differs from the reference
@@ -278,6 +279,7 @@ def _facts(
         outer=laps.counter if laps else None,
         outer_count=laps.own if laps else None,
         outer_count_other=laps.peer if laps else None,
+        same_lap=laps.innermost and laps.own == laps.peer if laps else None,
         will_arrive=_will_arrive(relation) if outlier else None,
         passed=counter.passed if counter else None,
         counter=counter.name if counter else None,

@@ -30,6 +30,7 @@ class Laps:
     counter: str
     own: float
     peer: float
+    innermost: bool = True  # no loop without a counter is inside of it, around both ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +124,10 @@ def _laps(a: Steps, b: Steps) -> Laps | None:
         if own.place and peer.place:
             loops = own.place.loops
             for loop in loops[: _common_prefix([at.first for at in loops], [at.first for at in peer.place.loops])]:
-                found = _laps_of(loop, own, peer) or found
-                if found and found.own != found.peer:
-                    return found
+                counted = _laps_of(loop, own, peer)
+                if counted and counted.own != counted.peer:
+                    return counted
+                found = counted or (replace(found, innermost=False) if found else None)
     return found
 
 

@@ -248,7 +248,8 @@ def _period_s(looks: Sequence[Look]) -> float | None:
 def _has_advanced(looks: Sequence[Look]) -> bool:
     """True if the rank goes through a `for` loop once: a loop that starts again and again may do so for ever.
 
-    It has started again where its counter fell, or where a look in between found the rank outside of it.
+    A counter is compared with its newest value, which may be that of an earlier look: a loop of a generator, or of a
+    function that is called again and again, is on the stack now and then.
     """
     grown, fallen = set[str](), set[str]()
     newest: dict[str, float] = {}
@@ -256,13 +257,13 @@ def _has_advanced(looks: Sequence[Look]) -> bool:
     for look in _moved(looks):
         new, again = _counters(look), False
         for name, value in new.items():  # outermost loop first
-            if value > before.get(name, value):
+            if value > newest.get(name, value):
                 again = True
-                if name in look.path.targets:
+                if name in before and name in look.path.targets:
                     grown.add(name)
-            elif not again and name in newest and (value < newest[name] or name not in before):
+            elif value < newest.get(name, value) and not again:
                 fallen.add(name)
-        newest |= new
+        newest = dict(new) if again else newest | new  # what is inside of a loop that went on may start again
         before = new
     return not grown <= fallen
 

@@ -20,7 +20,7 @@ from hangdoc.postmortem.readers._text_source import TextSource, placement_in
 from hangdoc.postmortem.readers._torchrun import process_of
 
 _GLOBAL_RANK = re.compile(r"(?:^|\s)--?(?:global[_-])?rank[=\s](\d{1,6})(?=\s|$)|(?:^|\s)RANK=(\d{1,6})(?=\s|$)")
-MAX_IN_A_ROW = 64  # ranks of a host
+MAX_LOCAL = 4096  # ranks of a host
 _LOCAL_RANK = re.compile(r"(?:^|\s)--?local[_-]rank[=\s](\d{1,6})(?=\s|$)|(?:^|\s)LOCAL_RANK=(\d{1,6})(?=\s|$)")
 _NODES = re.compile(r"--?n(?:um_?)?nodes[=\s](?!1(?:\s|$))|--?node[_-]rank[=\s][1-9]")
 _LAUNCHER = re.compile(
@@ -237,27 +237,27 @@ def _numbered(process: ProcessRef, several: bool) -> ProcessRef:
     return replace(process, rank=process.local) if several else process
 
 
+def _local_rank(dump: ProcessDump) -> int | None:
+    found = _LOCAL_RANK.search(dump.command)
+    return int(found[1] or found[2]) if found else None
+
+
 def _ranks_from_local_ranks(ranks: Sequence[ProcessDump], processes: Sequence[ProcessRef]) -> list[ProcessRef] | None:
     """Ranks from local ranks on the command line; None: the job may span hosts, or local ranks are missing.
 
     A launcher starts its ranks in a row: a process without a command line has its number by its PID.
     """
-    numbers = [_LOCAL_RANK.search(dump.command) for dump in ranks]
+    named = [_local_rank(dump) for dump in ranks]
     if any(process.rank is not None or process.host is not None for process in processes) or any(
         _NODES.search(dump.command) for dump in ranks
     ):
         return None
-    first = {
-        (dump.process.pid or 0) - int(number[1] or number[2])
-        for dump, number in zip(ranks, numbers, strict=True)
-        if number
-    }
-    in_a_row = len(first) == 1 and sum(map(bool, numbers)) > 1
-    found = [
-        int(number[1] or number[2]) if number else (dump.process.pid or 0) - min(first)
-        for dump, number in zip(ranks, numbers, strict=True)
-        if number or (in_a_row and not dump.command and 0 <= (dump.process.pid or 0) - min(first) < MAX_IN_A_ROW)
-    ]
+    behind = [(dump.process.pid or 0, number) for dump, number in zip(ranks, named, strict=True) if number is not None]
+    first = {pid - number for pid, number in behind}
+    if len(first) == 1 and len(behind) > 1:
+        rows = [None if dump.command else (dump.process.pid or 0) - min(first) for dump in ranks]
+        named = [row if number is None else number for number, row in zip(named, rows, strict=True)]
+    found = [number for number in named if number is not None and 0 <= number < MAX_LOCAL]
     pids = defaultdict(set)
     for dump, rank in zip(ranks, found, strict=False):
         pids[rank].add(dump.process.pid)

@@ -108,7 +108,7 @@ class _Parser:
             self.end()
             self._begin()
             return True
-        if (self._threads or self._process is not None) and (found := _FRAME.fullmatch(text)):
+        if self._process is not None and (found := _FRAME.fullmatch(text)):
             if not self._threads:  # the line that begins the thread was left out
                 self._threads.append(ThreadBuilder(0, None))
             line = int(found[2]) if found[2].isdigit() else None

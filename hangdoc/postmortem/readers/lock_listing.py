@@ -45,7 +45,9 @@ _USERS = re.compile(
     r"(?:^|[;&|] {0,4})(?:sudo )?(?:(?:fuser|lsof)\b.*lock|pgrep\b.*(?:ninja|nvcc|cc1plus|c\+\+|cicc|ptxas))"
 )
 # A process, as `pgrep`, `fuser` and `lsof` print it. Other commands of the same line print their own.
-_USER = re.compile(r"(?:\S{1,400}:)?\s*\d{2,9}(?:[a-z]{0,6})(?:\s|$)|\S{1,64}\s+\d{2,9}\s")
+_USER = re.compile(
+    r"\s*(?:/\S{1,400}:\s*)?(?:[a-z_][\w.-]{0,31}\+?\s+)?\d{2,9}[a-z]{0,6}(?:\s|$)|[A-Za-z]\S{0,63}\s+\d{2,9}\s"
+)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 

@@ -88,7 +88,7 @@ _NUMBERED = re.compile(r"([\w.-]{1,100}?[-_.]?)(\d{1,6})")
 _ALIKE = re.compile(
     r"\W{0,8}(?:and |also )?(?:ranks? )?(\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to) ?\d{1,6}){0,64})"
     r" (?:(?:are|is|all|both|say|print|report|have|show) ){0,2}(?:exactly )?(?:the )?(?:same|identical|alike)\b"
-    r"(?: (?:as|to) (?:rank )?(?P<as>\d{1,6}))?(?:[.;,] [^()\n]{1,60})?\W{0,4}",
+    r"(?: (?:as|to) (?:rank )?(?P<as>\d{1,6}))?(?:[.;] (?P<tail>[^()\n]{1,60}))?\W{0,4}",
     re.IGNORECASE,
 )
 # The other way round: `... (same for 1 3 4 6 7)`, `[same from ranks 4-7]`.
@@ -102,7 +102,10 @@ MAX_ALIKE = 512  # ranks in such a line
 MAX_BEHIND = 4  # lines between
 MAX_CONTAINERS = 64  # rows before and after one
 _RECORD_OF_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|EXCEPTION|FATAL)\b")  # of logging, loguru, absl
-_RANK_IN_RECORD = re.compile(r"(?<![A-Za-z_])(?:global_)?[Rr]ank[ :=#]{0,2}(\d{1,6})\b")
+# The rank that speaks, and not one that it speaks of: `rank 4: loop failed`, `- rank 1 step 2207 bad`, `[rank=3]`
+_RANK_IN_RECORD = re.compile(
+    r"(?:[\[(|:-] ?|(?:ERROR|CRITICAL|EXCEPTION|FATAL)\]? ?:? ?)(?:global[_ ])?[Rr]ank[ :=#]{0,2}(\d{1,6})\b"
+)
 _SPAWNED = re.compile(r"-- Process (\d{1,4}) terminated with the following error:")
 # The end of a save, in the words of frameworks and scripts.
 _SAVED = re.compile(
@@ -199,8 +202,8 @@ class LogCollector:
         if origin.host is not None and not of_host and origin == LineOrigin(host=origin.host):
             origin = replace(origin, rank=self.placement.rank_alone_on(origin.host))
         if origin.local is not None and origin.rank is None:
-            node = self.nodes.at(self.text_line, origin.local) if line.node is None else line.node
-            origin = replace(origin, node=node)
+            node = self.nodes.at(self.text_line, origin.local)
+            origin = replace(origin, node=line.node if node is None else node)
         if kind in ("nccl_rank", "ray_worker"):
             self._set_world_size(fields.get("size"))
             return
@@ -274,13 +277,14 @@ class LogCollector:
                 said = replace(line, rank=rank, group_rank=rank if in_whole else None)
                 self._add_event(LineOrigin(rank=rank, host=origin.host), kind, text, matched, said, fields)
         if kind == "exception" and line.rank is not None:
+            if line.rank not in self.raised and len(self.raised) < MAX_ALIKE:
+                for other in self._last_lines_alike(matched, line.rank, text):
+                    self._add_event(self.origins.origin_of(other), kind, text, matched, other, fields)
             self.raised.add(line.rank)
-            for other in self._last_lines_alike(matched, text):
-                self._add_event(self.origins.origin_of(other), kind, text, matched, other, fields)
 
-    def _last_lines_alike(self, matched: MatchedLine, text: str) -> Iterator[Line]:
+    def _last_lines_alike(self, matched: MatchedLine, matched_rank: int, text: str) -> Iterator[Line]:
         """The last line of this traceback in the output of other ranks, of whose tracebacks nothing else is left."""
-        whole = set(self.raised)  # ranks with a traceback
+        whole = {*self.raised, matched_rank}  # ranks with a traceback
         for below in matched.after(MAX_CHAIN):
             if HEADING in below or below.endswith(text):
                 other = parse(below, self.style)
@@ -304,7 +308,7 @@ class LogCollector:
                 return rank
         if pid and (rank := self.placement.rank_of(ProcessRef(None, host, int(pid[:9])))) is not None:
             return rank
-        return self.placement.rank_alone_on(host) if host else None
+        return self.placement.rank_of_any_gpu(host) if host else None
 
     def _local_of_gpu(self, number: str) -> int | None:
         """The number of a process that names its GPU by number, if the text shows all GPUs of the only host.
@@ -351,6 +355,7 @@ class LogCollector:
             self.run = self.path_origin.process.run + int(count[:6])
         elif kind == "restart" or self.run_kinds & FAILURE_KINDS:
             self.run += 1
+        self.raised = set() if self.run_kinds & FAILURE_KINDS else self.raised
         self.run_kinds = set() if self.run_kinds & FAILURE_KINDS else self.run_kinds
         return True
 
@@ -572,7 +577,8 @@ def _alike(matched: MatchedLine, rank: int, style: PrefixStyle) -> Sequence[int]
         elif found := _ALIKE.fullmatch(text) or _ALIKE.fullmatch(plain):
             meant = int(found["as"]) == rank if found["as"] else last
         if found:
-            return [one for one in listed_numbers(found[1], MAX_ALIKE) if one != rank] if meant else ()
+            others = {rank, *map(int, re.findall(r"\d{1,6}", found.groupdict().get("tail") or ""))}
+            return [one for one in listed_numbers(found[1], MAX_ALIKE) if one not in others] if meant else ()
         last = last and "Watchdog caught" not in text
     return ()
 

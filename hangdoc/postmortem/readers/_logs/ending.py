@@ -73,7 +73,7 @@ _DONE = re.compile(
 )
 LENGTH = "length"  # unit of such a number
 # `12%|#  | 40211400/330110400 [10:02<1:12:10, 66830.1B/s]`: of a file that is read, not of steps
-_IN_BYTES = re.compile(r"[\d:]{4,12}<[\d:?]{1,12}, {0,4}[\d.]{1,20}[kMGT]?i?B/s")
+_IN_BYTES = re.compile(r"[\d:]{4,12}<[\d:?]{1,12}, {0,4}(?:[\d.]{1,20}[kMGT]?i?|\?)B/s")
 BYTES = "bytes"  # begin of the unit of such a bar
 _MAYBE = re.compile(
     r"%\||step|loader|dataset|sampler|iter|batch|update|epoch|Error|Exception"

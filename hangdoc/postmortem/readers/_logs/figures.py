@@ -291,7 +291,8 @@ def _in_line(text: str, own: Owner | None, block: _Block) -> Iterator[Value]:
         if named and block.heading and (common := _common_of_parts(block.heading)) and not is_known(name):
             name = f"{common} of the weights of {name}"
         if name:
-            name += ")" * (name.startswith("norm(") and ")" not in name)
+            if name.startswith("norm(") and ")" not in name:
+                name += ")"
             found.append(Value(owners, name, value, unit, bool(match["hash"]), None, not match["hash"]))
     if not _FENCE.match(text):
         last = _last_sentence(text)

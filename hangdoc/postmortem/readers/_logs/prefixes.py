@@ -37,7 +37,6 @@ _PREFIXES: tuple[re.Pattern[str], ...] = (
     re.compile(r"(?P<host>[a-z][\w.-]{0,60}\d) [Rr]ank[ _-]?(?P<rank>\d{1,6})(?:: |\s{0,20}\|(?!\w{1,24}\|))\s?(?=\S)"),
     re.compile(r"\((?:global |world )?[Rr]ank[ _:=-]?(?P<rank>\d{1,6})\):? (?=\S)"),  # Megatron: `(rank 0) saving ...`
     re.compile(r"rank(?P<rank>\d{1,6})\[(?P<pid>\d{1,9})\]\[[^\[\]]{1,60}\]: (?=\S)"),  # Composer: PID and thread
-    re.compile(r"\[[\w./-]{1,60}\.py:\d{1,5}\] \((?P<rank>\d{1,6})/\d{1,6}\) (?=\S)"),  # icefall: rank and world size
     re.compile(r"\[?(?:global_)?rank=(?P<rank>\d{1,6})\b\]?[,:]? (?=\S)"),  # structured loggers
     re.compile(r"\[(?:[a-zA-Z]\w*?)?(?P<local>\d{1,4})\]: ?(?=.*\S)"),  # torchrun --tee: role and local rank
     re.compile(r"\([\w.()]*?(?: rank=(?P<rank>\d{1,6}))? ?pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\) ?"),  # Ray
@@ -58,6 +57,7 @@ _OF_TORCHRUN = re.compile(
     r"torch/distributed/(?:run|elastic/agent/server/api|elastic/multiprocessing/api)\.py:\d+\]"
     r"|:torch\.distributed\.(?:run|elastic\.agent\.server\.(?:local_elastic_)?(?:api|agent)|elastic\.multiprocessing\.api):"
 )
+_OF_SIZE = re.compile(r"\[[\w./-]{1,60}\.py:\d{1,5}\] \((?P<rank>\d{1,6})/(?P<size>\d{1,6})\) (?=\S)")  # icefall
 _HOST_LABEL = re.compile(r"(?P<host>[a-zA-Z][\w.-]*\d[\w.-]*): ")  # pdsh, clush
 _RANK_ANYWHERE = re.compile(r"\[rank(\d{1,6})\]:? ?")  # after a progress bar
 _NCCL = re.compile(
@@ -98,6 +98,7 @@ class PrefixStyle:
     labels: bool = False  # srun --label: "3: text"
     tasks: bool = False  # the same, and the tasks are torchrun's launchers: the label is not a rank
     hosts: bool = False  # "node01: text"
+    sizes: bool = False  # icefall: "[train.py:581] (0/4) text", rank and world size
     year: int = 1970  # for times without a year
     month: int = 12  # of the last write: lines of later months belong to the year before
 
@@ -110,7 +111,17 @@ def prefix_style(head: str, written: float) -> PrefixStyle:
     labels = sum(bool(_LABEL.match(line)) for line in lines) >= many or _has_labelled_block(lines)
     tasks = labels and any(_OF_TORCHRUN.search(line) for line in lines if _LABEL.match(line))
     hosts = [match["host"] for line in lines if (match := _HOST_LABEL.match(line))]
-    return PrefixStyle(labels, tasks, len(hosts) >= many and len(set(hosts)) <= len(hosts) / 2, at.year, at.month)
+    named = len(hosts) >= many and len(set(hosts)) <= len(hosts) / 2
+    return PrefixStyle(labels, tasks, named, _has_sizes(lines), at.year, at.month)
+
+
+def _has_sizes(lines: Sequence[str]) -> bool:
+    """True if the numbers are ranks of one world size, and no count of what is done: all are there, or some again."""
+    found = [(int(match["rank"]), int(match["size"])) for line in lines if (match := _OF_SIZE.search(line[:200]))]
+    ranks, sizes = {rank for rank, _ in found}, {size for _, size in found}
+    if len(sizes) != 1 or len(ranks) < 2 or max(ranks) >= min(sizes):
+        return False
+    return len(found) > len(ranks) or (min(ranks) == 0 and len(ranks) == min(sizes))
 
 
 def _has_labelled_block(lines: Sequence[str]) -> bool:
@@ -168,7 +179,12 @@ def _strip_prefix(line: Line, style: PrefixStyle) -> str | None:
         if match := pattern.match(text):
             _apply(line, match.groupdict())
             return text[match.end() :]
-    for holds, pattern in ((style.labels, _TASK if style.tasks else _LABEL), (style.hosts, _HOST_LABEL)):
+    styles = (
+        (style.labels, _TASK if style.tasks else _LABEL),
+        (style.hosts, _HOST_LABEL),
+        (style.sizes, _OF_SIZE),
+    )
+    for holds, pattern in styles:
         if holds and (match := pattern.match(text)):
             _apply(line, match.groupdict())
             return text[match.end() :]

@@ -25,6 +25,7 @@ from hangdoc.postmortem.readers._placement.buses import BusList, bus_of, bus_of_
 from hangdoc.postmortem.readers._placement.gpu_use import GpuUse
 from hangdoc.postmortem.readers._placement.layout import JobLayout
 from hangdoc.postmortem.readers._placement.numbering import RankNumbering
+from hangdoc.postmortem.readers._placement.pod_order import node_of
 from hangdoc.postmortem.readers._placement.statements import Seat, believable, may_state, seats_in
 from hangdoc.postmortem.readers._placement.tables import PlacementTable
 
@@ -44,6 +45,7 @@ _OF_BOTH = re.compile(
     r"(?:\[?\d{4}-\d\d-\d\d[T ][\d:.,]{8,15}\]? )?(?P<host>[a-z][\w.-]{0,60}\d)"
     r" [Rr]ank[ _-]?(?P<rank>\d{1,6})(?:: | ?\|)"
 )
+_NO_HOST = re.compile(r"(?:gpu|cuda|card|step|epoch|iter|it|attempt|run|stage|worker|proc)[-_]?\d", re.IGNORECASE)
 # The GPU of a rank, as NCCL prints it at the start of a communicator (nccl: src/init.cc).
 _OF_NCCL = re.compile(
     r"(?<![\w.-])([A-Za-z][\w.-]{0,252}):\d{1,9}:\d{1,9} \[\d{1,5}\] NCCL INFO .{0,80}?\brank (\d{1,6})"
@@ -106,6 +108,11 @@ class Placement:
     def rank_alone_on(self, host: str) -> int | None:
         """The only rank of a host; None: it has several, or the text does not show all of them."""
         return self.alone.get(_short(host))
+
+    def rank_of_any_gpu(self, host: str) -> int | None:
+        """The only rank of a host, unless the text says which GPU or process is its own."""
+        told = any(at == _short(host) for at, _ in (*self.gpus, *self.pids))
+        return None if told else self.rank_alone_on(host)
 
     def ranks_of(self, host: str) -> Sequence[int]:
         """The ranks of a host, if the text states all of them; else empty."""
@@ -175,7 +182,7 @@ def placement_of(text: str) -> Placement:
         elif logged := _LOGGED.match(line):
             of_pid[int(logged[2])] = int(logged[1])
         elif both := _OF_BOTH.match(line):
-            if len(labelled) < MAX_STATING:
+            if len(labelled) < MAX_STATING and is_host_name(both["host"]) and not _NO_HOST.match(both["host"]):
                 labelled[both["host"], int(both["rank"])] = None
         elif " busId " in line and (member := _OF_NCCL.search(line)):
             if bus := bus_of_number(int(member[4], 16)):
@@ -251,11 +258,13 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout,
 
 
 def _with_whole_names(seats: Sequence[Seat]) -> list[Seat]:
-    """The seats, where people write `worker-0` for `bert-worker-0`."""
-    names = {seat.host for seat in seats if seat.host}
-    longer = {name: [one for one in names if one.endswith(f"-{name}")] for name in names}
-    whole = {name: of[0] for name, of in longer.items() if len(of) == 1}
-    return [dataclasses.replace(seat, host=whole.get(seat.host or "", seat.host)) for seat in seats]
+    """The seats, where people write `worker-0` for the pod `bert-worker-0`."""
+    whole: dict[str, set[str]] = defaultdict(set)  # as people write it -> pods
+    for name in {seat.host for seat in seats if seat.host}:
+        if job := node_of(name):
+            whole[name.removeprefix(f"{job[0]}-")].add(name)
+    only = {short: min(pods) for short, pods in whole.items() if len(pods) == 1}
+    return [dataclasses.replace(seat, host=only.get(seat.host or "", seat.host)) for seat in seats]
 
 
 def _numbers(seats: Iterable[Seat], kind: str, hosts: Mapping[int, str]) -> Iterator[tuple[tuple[str, int], int]]:

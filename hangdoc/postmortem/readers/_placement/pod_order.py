@@ -18,7 +18,7 @@ _ELASTIC = re.compile(r"\brdzv|PET_RDZV|elastic_?policy|max_?restarts", re.IGNOR
 _POD = re.compile(
     r"(?<![\w.-])(?P<job>[a-z0-9](?:[a-z0-9-]{0,80}[a-z0-9])?)-(?P<role>master|worker)-(?P<number>\d{1,4})(?![\w-])"
 )
-_SIZE = re.compile(r"\bWORLD_SIZE[\"']?[:=] ?[\"']?(\d{1,5})\b")
+_SIZE = re.compile(r"\bWORLD_SIZE[\"']?[:=] {0,20}[\"']?(\d{1,5})\b")
 _GPUS = re.compile(r"\b(?:nvidia|amd)\.com/gpu\"?: {1,8}\"?(\d{1,3})\b")  # the limit of a container
 
 
@@ -57,9 +57,9 @@ class PodOrder:
 
     @property
     def ranks_of_each(self) -> int | None:
-        """Ranks of each pod: one, if there are as many pods as ranks, or else one a GPU."""
-        if self._sizes == {len(self.numbers())}:
-            return 1
+        """Ranks of each pod: one a GPU, or one, if no pod has several and there are as many pods as ranks."""
+        if self._sizes == {len(self.numbers())} and self._gpus <= {1}:
+            return 1  # of pods with several GPUs, the operator may count the pods
         return next(iter(self._gpus)) if len(self._gpus) == 1 and 0 not in self._gpus else None
 
     def numbers(self) -> Mapping[int, str]:

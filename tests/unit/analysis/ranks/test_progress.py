@@ -36,8 +36,8 @@ def retry():
         ("train", 4, [(1, 7), (1, 0), (1, 5)], False),
         ("search", 9, [(60,), (3,), (40,)], False),
         ("search", 9, [(3,), (20,), (40,)], True),
-        ("search", 9, [(3,), (), (20,), (40,)], False),  # it was outside in between, so that the loop started again
-        ("search", 9, [(40,), (), (3,), (20,)], False),
+        ("search", 9, [(3,), (), (20,), (40,)], True),  # as in a generator, which is not on the stack in between
+        ("search", 9, [(3,), (40,), (), (2,), (20,)], False),  # it was outside in between, and began again
         ("retry", 16, [(1,), (2,), (3,)], False),  # it may try for ever
         ("train", 4, [(1, 1), (1, 1)], False),
     ],
