@@ -57,8 +57,9 @@ def _facts(case: Case, key: Key, proved: bool) -> AftermathFacts:
     if proved or seen_again or case.ranks[key].alive is False:
         return AftermathFacts(record.left, False, None if not seen_again or proved else not _runs(case, key))
     presumed = "stacks" in record.left and not _runs(case, key)
-    awaited = "stacks" in record.left and case.once("half of the ranks timed out", lambda: _half_timed_out(case))
-    return AftermathFacts(record.left, presumed, True if presumed or awaited else None)
+    # Whatever its stack shows it doing then, its peers gave up waiting.
+    given_up = "stacks" in record.left and case.once("half of the ranks timed out", lambda: _half_timed_out(case))
+    return AftermathFacts(record.left, presumed, True if presumed or given_up else None)
 
 
 def _doubt(facts: Collection[AftermathFacts], timed_out: bool) -> str:
@@ -92,7 +93,7 @@ def _half_wait(case: Case) -> bool:
 
 
 def _half_timed_out(case: Case) -> bool:
-    """By their logs: whatever the others did then, these waited for them."""
+    """By their logs."""
     return 2 * sum(own.timed_out is True for own in case.facts(LogsFacts).values()) >= len(case.ranks)
 
 

@@ -46,7 +46,9 @@ _USERS = re.compile(
 )
 # A process, as `pgrep`, `fuser` and `lsof` print it. Other commands of the same line print their own.
 _USER = re.compile(
-    r"\s*(?:/\S{1,400}:\s*)?(?:[a-z_][\w.-]{0,31}\+?\s+)?\d{2,9}[a-z]{0,6}(?:\s|$)|[A-Za-z]\S{0,63}\s+\d{2,9}\s"
+    r"(?!total |[-dl][rwxsStT-]{9})"  # rows of `ls -l`
+    r"(?:\s*(?:/\S{1,400}:\s*)?(?:[a-z_][\w.-]{0,31}\+?\s+)?\d{2,9}[a-z]{0,6}(?:\s|$)"
+    r"|[A-Za-z]\S{0,63}\s+\d{2,9}\s)"
 )
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 

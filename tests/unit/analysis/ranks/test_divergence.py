@@ -162,3 +162,36 @@ def test_a_changing_counter_is_progress(stage: Stage) -> None:
     assert facts.ranks[0].progress.period_s == pytest.approx(1.0)
     assert facts.job.progress.period_s == pytest.approx(1.0)
     assert not facts.job.stall.stalled
+
+
+LAPS = """\
+def train():
+    for step in range(9):
+        exchange(step)
+        reduce(step)
+
+def blind(loader):
+    for epoch in range(2):
+        for batch in loader:
+            exchange(batch)
+            reduce(batch)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "counter", "counts", "same"),
+    [
+        ("train", 3, "step", (5, 5), True),
+        ("train", 3, "step", (5, 6), False),
+        ("blind", 9, "epoch", (1, 1), False),  # the batches have no number
+    ],
+)
+def test_a_rank_that_is_ahead_in_the_same_iteration(
+    function: str, line: int, counter: str, counts: tuple[int, int], same: bool, tmp_path: Path
+) -> None:
+    stage = Stage(LAPS, tmp_path)
+    held, ahead = ({function: [number(counter, count)]} for count in counts)
+    waiting = in_c10d("all_to_all_single", (function, line), variables=held)
+    facts = stage.facts([waiting, waiting, in_c10d("all_reduce", (function, line + 1), variables=ahead)])
+    position = facts.ranks[2].divergence
+    assert (position.relation, position.outer, position.same_lap) == ("ahead", counter, same)

@@ -429,6 +429,35 @@ def test_srun_labels_are_ranks_beside_a_traceback_through_the_library_of_torchru
     assert parse("1: text", prefix_style(f"0: a\n0: b\n1: {frame}\n1: c\n", 0.0)).rank == 1
 
 
+@pytest.mark.parametrize(
+    ("numbers", "rank"),
+    [
+        ((0, 1, 0, 1), 1),  # both ranks, again and again
+        ((0, 1, 2, 3), 1),  # every rank once
+        ((1, 2, 3), None),  # what is done of four
+        ((1, 1, 4), None),
+    ],
+)
+def test_numbers_with_the_world_size_are_ranks(numbers: Sequence[int], rank: int | None) -> None:
+    head = "".join(f"INFO [train.py:12] ({number}/4) step\n" for number in numbers)
+    assert parse("INFO [train.py:20] (1/4) text", prefix_style(head, 0.0)).rank == rank
+
+
+@pytest.mark.parametrize(
+    ("record", "rank"),
+    [
+        ("07:14:09,300 trainer ERROR rank 4: training loop failed", 4),
+        ("2022-07-28 23:14:06.711 | ERROR    | fit:step:121 - rank 4 step 2207 bad sample", 4),
+        ("ERROR lost the connection to rank 4", None),
+        ("ERROR local rank 4 failed", None),
+    ],
+)
+def test_a_traceback_belongs_to_the_rank_that_its_record_names(record: str, rank: int | None, tmp_path: Path) -> None:
+    text = f'{record}\nTraceback (most recent call last):\n  File "a.py", line 7, in fit\n    go()\nValueError: bad\n'
+    found = [piece for piece in read(tmp_path, text) if any(e.kind == "exception" for e in piece.record.said)]
+    assert [piece.process.rank for piece in found] == [rank]
+
+
 # --- whose lines ----------------------------------------------------------------------------------
 
 
