@@ -70,7 +70,7 @@ class WatchedJob:
     silent_s: float = 0.0  # since the last byte between ranks, at the last look
     silence_s: float = 0.0  # longest time without a byte that ended by itself
     inspected: bool = False  # in this quiet period
-    examined: bool = False  # likewise, since nobody knows what some rank waits for
+    examined: bool = False  # likewise: native stacks were read, to see what its ranks wait for
     gone: set[Key] = field(default_factory=set)  # ranks with a reported exit
     last: Verdict | None = None
 

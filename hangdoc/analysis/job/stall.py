@@ -169,7 +169,12 @@ def _unexplained(case: Case, stack: Mapping[Key, StackFacts]) -> bool:
 def _all_guessed(case: Case) -> bool:
     """True if only source lines, and no frames, show what the ranks wait for, all of them: it may be one another."""
     facts = case.facts(StackFacts).values()
-    return len(facts) > 1 and all(one.phase == "idle" and not one.native and one.leaf == one.site for one in facts)
+    return case.once(
+        "all waits are guessed",  # asked for each rank
+        lambda: (
+            len(facts) > 1 and all(one.phase == "idle" and not one.native and one.leaf == one.site for one in facts)
+        ),
+    )
 
 
 def _facts(case: Case, key: Key, stuck: bool, advancing: bool, awaited: bool) -> StallFacts:

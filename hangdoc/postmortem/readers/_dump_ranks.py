@@ -252,9 +252,9 @@ def _ranks_from_local_ranks(ranks: Sequence[ProcessDump], processes: Sequence[Pr
         _NODES.search(dump.command) for dump in ranks
     ):
         return None
-    behind = [(dump.process.pid or 0, number) for dump, number in zip(ranks, named, strict=True) if number is not None]
-    first = {pid - number for pid, number in behind}
-    if len(first) == 1 and len(behind) > 1:
+    told = [(dump.process.pid or 0, number) for dump, number in zip(ranks, named, strict=True) if number is not None]
+    first = {pid - number for pid, number in told}
+    if len(first) == 1 and len(told) > 1:
         rows = [None if dump.command else (dump.process.pid or 0) - min(first) for dump in ranks]
         named = [row if number is None else number for number, row in zip(named, rows, strict=True)]
     found = [number for number in named if number is not None and 0 <= number < MAX_LOCAL]

@@ -138,7 +138,7 @@ class ProcessTracingReader:
         first = "\n".join(text[:400] for text in islice(text_lines(source, context), MAX_LINES))
         hosts = HostContext(first.encode("utf-8", "replace"))
         files, ranks = open_files(text_lines(source, context)), _named_ranks(text_lines(source, context))
-        tracers = _debuggers(text_lines(source, context))
+        tracers = _debuggers(text_lines(source, context)) if b"TracerPid" in source.head else {}
         lines = LineCount(text_lines(source, context))
         for count, piece in enumerate(parse_channels(lines, OPENING, lambda hints: _Parser(hints, lines))):
             if count >= MAX_KEPT:

@@ -164,7 +164,7 @@ class LogCollector:
         self.ends: list[tuple[int, LineOrigin, End]] = []
         self.sigterm_lines: dict[int, int] = {}  # PID -> line of the launcher's closing signal
         self.force_killed: set[int] = set()  # PIDs that the launcher killed with SIGKILL after the closing signal
-        self.raised: set[int] = set()  # ranks with a traceback
+        self.raised: set[int] = set()  # ranks with a traceback, in the current run
         self.run_kinds: set[str] = set()  # in the current run
         self.file_kinds: set[str] = set()  # in the whole file
         head = source.head_text
@@ -278,13 +278,13 @@ class LogCollector:
                 self._add_event(LineOrigin(rank=rank, host=origin.host), kind, text, matched, said, fields)
         if kind == "exception" and line.rank is not None:
             if line.rank not in self.raised and len(self.raised) < MAX_ALIKE:
-                for other in self._last_lines_alike(matched, line.rank, text):
+                for other in self._last_lines_alike(matched, text, line.rank):
                     self._add_event(self.origins.origin_of(other), kind, text, matched, other, fields)
             self.raised.add(line.rank)
 
-    def _last_lines_alike(self, matched: MatchedLine, matched_rank: int, text: str) -> Iterator[Line]:
-        """The last line of this traceback in the output of other ranks, of whose tracebacks nothing else is left."""
-        whole = {*self.raised, matched_rank}  # ranks with a traceback
+    def _last_lines_alike(self, matched: MatchedLine, text: str, rank: int) -> Iterator[Line]:
+        """The last line of this rank's traceback as other ranks print it, where nothing else of theirs is left."""
+        whole = {*self.raised, rank}
         for below in matched.after(MAX_CHAIN):
             if HEADING in below or below.endswith(text):
                 other = parse(below, self.style)
@@ -355,8 +355,8 @@ class LogCollector:
             self.run = self.path_origin.process.run + int(count[:6])
         elif kind == "restart" or self.run_kinds & FAILURE_KINDS:
             self.run += 1
-        self.raised = set() if self.run_kinds & FAILURE_KINDS else self.raised
-        self.run_kinds = set() if self.run_kinds & FAILURE_KINDS else self.run_kinds
+        if self.run_kinds & FAILURE_KINDS:
+            self.run_kinds, self.raised = set(), set()
         return True
 
     def _traceback(self, matched: MatchedLine, line: Line) -> LoggedException | None:

@@ -111,8 +111,12 @@ class Placement:
 
     def rank_of_any_gpu(self, host: str) -> int | None:
         """The only rank of a host, unless the text says which GPU or process is its own."""
-        told = any(at == _short(host) for at, _ in (*self.gpus, *self.pids))
-        return None if told else self.rank_alone_on(host)
+        return None if _short(host) in self._with_parts else self.rank_alone_on(host)
+
+    @cached_property
+    def _with_parts(self) -> frozenset[str]:
+        """The hosts of which the text says which GPU or process is whose."""
+        return frozenset(at for at, _ in (*self.gpus, *self.pids))
 
     def ranks_of(self, host: str) -> Sequence[int]:
         """The ranks of a host, if the text states all of them; else empty."""
