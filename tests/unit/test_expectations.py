@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from hangdoc.demo import reproducer
-from hangdoc.rules.schema import Reproducer
+from hangdoc.rules.runbook import require
+from hangdoc.rules.schema import Envelope, Reproducer
 from tests.support import reproducers
 from tests.support.reproducers import Expectations, Variant
 
@@ -13,12 +15,14 @@ from tests.support.reproducers import Expectations, Variant
 @pytest.mark.parametrize("id", reproducer.ids())
 def test_reproducer_says_who_is_to_blame(id: str) -> None:
     jobs = reproducers.variants(id)
+    playbook = Envelope.model_validate(yaml.safe_load((require(id) / "playbook.yaml").read_text(encoding="utf-8")))
+    names_someone = playbook.culprits is not None or playbook.blame is not None
     assert jobs[0].spec.expect.culprits == reproducer.broken(id).spec.expect.culprits
     assert len({job.name for job in jobs}) == len(jobs)
     for job in jobs:
         if job.cls != "startup":  # there launchers stand for ranks that are still to come, of other hosts as well
             assert all(rank < job.spec.ranks for rank in job.spec.expect.culprits)
-            assert job.spec.expect.culprits or job.cls == "network"
+            assert bool(job.spec.expect.culprits) == names_someone, job.name
         assert job.spec.expect.evidence, f"{job.name}: nothing of the evidence is asked for"
         assert job.script.exists()
     assert (jobs[0].script.parent / "runbook.md").exists()
