@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections import Counter as Counted
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,11 +16,19 @@ from hangdoc.evidence.logs import TEARDOWN, WAITED, LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import Source
 from hangdoc.postmortem.readers._host_context import OF_HOST, HostContext, host_in_front
-from hangdoc.postmortem.readers._host_names import listed_numbers
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin, OriginResolver, file_origin, pci_address
 from hangdoc.postmortem.readers._logs.catalogue import NOTICE
 from hangdoc.postmortem.readers._logs.ending import BYTES, Counter, ErrorLine, read_ending
 from hangdoc.postmortem.readers._logs.exits import LATER_S, exits_in, failure_entry
+from hangdoc.postmortem.readers._logs.nearby_lines import (
+    has_peers,
+    odd_process,
+    raising_rank,
+    ranks_alike,
+    recorded_rank,
+    save_ended,
+    spawned_rank,
+)
 from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse
 from hangdoc.postmortem.readers._logs.printed_lines import OF_BATCH
 from hangdoc.postmortem.readers._logs.scan import MatchedLine, ScanSummary
@@ -53,6 +60,7 @@ FATAL = "Fatal Python error"
 CUT = "a traceback without its last line"
 # What looks like the end of a job, unless somebody counts on after it.
 COUNTED_AFTER = frozenset({"exception", "barrier_of_store", "announced", "unresolved"})
+MAX_RAISED = 512  # ranks with a traceback, for which those that print its last line alone are looked up
 MAX_CHAIN = 600  # lines of a chain of tracebacks
 MAX_EVENTS = 64  # kept per origin: so many first and so many last ones
 MAX_NOTICES = 16  # kept per origin of messages that no rule reads: the first ones
@@ -82,41 +90,6 @@ _VERSIONS = (
 _OF_A_JOB = re.compile(r"torch\.distributed|Dist\w+Error|NCCL|ProcessGroup|c10d|gloo|deepspeed")
 # torch.distributed prints uncaught exceptions so (excepthook of init_process_group, distributed_c10d.py).
 _BY_TORCH = re.compile(rb"\[rank\d{1,6}\]: ?Traceback")
-_RAISER = re.compile(r"\(RANK (\d{1,6})\)|DeadLock detected from rank: (\d{1,6})")
-_NUMBERED = re.compile(r"([\w.-]{1,100}?[-_.]?)(\d{1,6})")
-# Behind the lines of one rank: `(2, 3, 5, 6 the same. 0: nothing)`, `... ranks 4-7 are identical`.
-_ALIKE = re.compile(
-    r"\W{0,8}(?:and |also )?(?:ranks? )?(\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to) ?\d{1,6}){0,64})"
-    r" (?:(?:are|is|all|both|say|print|report|have|show) ){0,2}(?:exactly )?(?:the )?(?:same|identical|alike)\b"
-    r"(?: (?:as|to) (?:rank )?(?P<as>\d{1,6}))?(?:[.;] (?P<tail>[^()\n]{1,60}))?\W{0,4}",
-    re.IGNORECASE,
-)
-# The other way round: `... (same for 1 3 4 6 7)`, `[same from ranks 4-7]`.
-_SAME_FOR = re.compile(
-    r"\W{0,8}(?:and )?(?:the )?(?:exact(?:ly)? )?same (?:lines? |error |message |output )?(?:for|on|from|in|with|of)"
-    r" (?:the )?(?:other )?(?:ranks? )?"
-    r"(\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to| ) ?\d{1,6}){0,64})\W{0,4}",
-    re.IGNORECASE,
-)
-MAX_ALIKE = 512  # ranks in such a line
-MAX_BEHIND = 4  # lines between
-MAX_CONTAINERS = 64  # rows before and after one
-_RECORD_OF_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|EXCEPTION|FATAL)\b")  # of logging, loguru, absl
-# The rank that speaks, and not one that it speaks of: `rank 4: loop failed`, `- rank 1 step 2207 bad`, `[rank=3]`
-_RANK_IN_RECORD = re.compile(
-    r"(?:[\[(|:-] ?|(?:ERROR|CRITICAL|EXCEPTION|FATAL)\]? ?:? ?)(?:global[_ ])?[Rr]ank[ :=#]{0,2}(\d{1,6})\b"
-)
-_SPAWNED = re.compile(r"-- Process (\d{1,4}) terminated with the following error:")
-# The end of a save, in the words of frameworks and scripts.
-_SAVED = re.compile(
-    r"\bsaved (?:the |a |model |training ){0,2}checkpoint|checkpoint (?:was |has been |successfully )?(?:saved|written)"
-    r"|(?:finished|done|completed?) (?:saving|writing)|(?:save|saving) (?:finished|done|completed?|took)"
-    r"|\[Torch\] Saved ",
-    re.IGNORECASE,
-)
-MAX_SAVE = 200  # lines behind its beginning
-_SHAPE = re.compile(r"(?:^|[\s-])Process (\d{1,6}): (\[[\d, \[\]]{0,200}\])\s*$")
-MAX_PROCESSES = 1024  # lines of a list
 _TIMED = re.compile(r"\d\d:\d\d:\d\d")
 
 Fields = Mapping[str, str | None]
@@ -225,11 +198,11 @@ class LogCollector:
                 return
             fields, text = _exception_fields(exception), exception.text or CUT
             fields["by_torch"] = "yes" if _BY_TORCH.search(matched.raw) else None
-            if (raiser := _raiser(matched)) is not None:
+            if (raiser := raising_rank(matched)) is not None:
                 origin, fields["uncaught"] = replace(origin, rank=raiser), "yes"  # its peers re-raise it
-            elif origin.rank is None and (spawned := _spawned(matched)) is not None:
+            elif origin.rank is None and (spawned := spawned_rank(matched)) is not None:
                 origin, fields["uncaught"] = replace(origin, local=spawned), "yes"
-            elif origin.rank is None and (logged := _rank_of_record(matched)) is not None:
+            elif origin.rank is None and (logged := recorded_rank(matched)) is not None:
                 origin, fields["logged"] = replace(origin, rank=logged), "yes"
         elif kind == "fatal_error" and self.crashes:
             self._add_fatal_error(origin, matched, line)
@@ -250,11 +223,11 @@ class LogCollector:
             origin = LineOrigin(rank=int(fields["rank"]))  # the coordinator of the data set writes it
         elif kind == "announced" and origin.rank is None and origin.pid is None:
             origin = replace(origin, rank=int(fields["rank"]))  # it speaks of itself
-        elif kind == "saving" and any(_SAVED.search(text[:TEXT]) for text in matched.after(MAX_SAVE)):
+        elif kind == "saving" and save_ended(matched):
             fields["ended"] = "yes"
-        elif kind == "calls_differ" and (odd := _odd_process(matched)) is not None:
+        elif kind == "calls_differ" and (odd := odd_process(matched)) is not None:
             fields["odd"] = str(odd)
-        elif kind == "container_exit" and not _has_peers(fields.get("container") or fields["name"], matched):
+        elif kind == "container_exit" and not has_peers(fields.get("container") or fields["name"], matched):
             return
         elif kind == "told_to_end":
             self.sigterm_lines[int(fields["pid"])] = matched.number
@@ -273,11 +246,11 @@ class LogCollector:
         self._add_event(origin, kind, text, matched, line, fields)
         if kind in ALIKE and origin.rank is not None:
             in_whole = line.group_rank == origin.rank  # in the group of all ranks
-            for rank in _alike(matched, origin.rank, self.style):
+            for rank in ranks_alike(matched, origin.rank, self.style):
                 said = replace(line, rank=rank, group_rank=rank if in_whole else None)
                 self._add_event(LineOrigin(rank=rank, host=origin.host), kind, text, matched, said, fields)
         if kind == "exception" and line.rank is not None:
-            if line.rank not in self.raised and len(self.raised) < MAX_ALIKE:
+            if line.rank not in self.raised and len(self.raised) < MAX_RAISED:
                 for other in self._last_lines_alike(matched, text, line.rank):
                     self._add_event(self.origins.origin_of(other), kind, text, matched, other, fields)
             self.raised.add(line.rank)
@@ -524,63 +497,9 @@ class LogCollector:
         return "mpi" if "mpi_end" in self.file_kinds else "slurm" if "slurm_task" in self.file_kinds else None
 
 
-def _raiser(matched: MatchedLine) -> int | None:
-    """The rank whose traceback another rank prints: DCP's `(RANK 5)`, Lightning's `DeadLock detected from rank: 5`."""
-    found = _RAISER.search(matched.text) or next(filter(None, map(_RAISER.search, matched.before(1))), None)
-    return int(found[1] or found[2]) if found else None
-
-
-def _spawned(matched: MatchedLine) -> int | None:
-    """The local rank of a process of torch.multiprocessing.spawn whose traceback follows."""
-    found = next(filter(None, map(_SPAWNED.search, matched.before(1))), None)
-    return int(found[1]) if found else None
-
-
-def _rank_of_record(matched: MatchedLine) -> int | None:
-    """The rank that a log record names, with whose exception the logger prints the traceback below it."""
-    above = next(iter(matched.before(1)), "")
-    found = {int(one[1]) for one in _RANK_IN_RECORD.finditer(above)} if _RECORD_OF_ERROR.search(above) else ()
-    return found.pop() if len(found) == 1 else None
-
-
-def _has_peers(name: str, matched: MatchedLine) -> bool:
-    """True if the list around a container shows another one whose name differs only in its number."""
-    numbered = _NUMBERED.fullmatch(name)
-    if numbered is None:
-        return False
-    around = " ".join([*matched.before(MAX_CONTAINERS), *matched.after(MAX_CONTAINERS)])
-    found = re.findall(rf"(?<![\w.-]){re.escape(numbered[1])}(\d{{1,6}})(?![\w.-])", around)
-    return any(number != numbered[2] for number in found)
-
-
-def _odd_process(matched: MatchedLine) -> int | None:
-    """The only process with another shape in the list that Accelerate prints below its exception."""
-    shapes = {int(one[1]): one[2] for text in matched.after(MAX_PROCESSES) if (one := _SHAPE.search(text))}
-    counts = Counted(shapes.values()).most_common(2)
-    if len(counts) < 2 or counts[1][1] != 1 or counts[0][1] < 2 or len(set(shapes.values())) > 2:
-        return None
-    return next(process for process, shape in shapes.items() if shape == counts[1][0])
-
-
 def _mark_teardown(event: LogEvent) -> LogEvent:
     """Mark an exception as caused by the launcher's signal."""
     return replace_record(event, fields={**event.fields, TEARDOWN: "yes"})
-
-
-def _alike(matched: MatchedLine, rank: int, style: PrefixStyle) -> Sequence[int]:
-    """The ranks that print the same line, as the text says behind it."""
-    last = True  # the line is the last one above
-    for text in matched.after(MAX_BEHIND):
-        plain = parse(text, style).text
-        if found := _SAME_FOR.fullmatch(text) or _SAME_FOR.fullmatch(plain):
-            meant = last
-        elif found := _ALIKE.fullmatch(text) or _ALIKE.fullmatch(plain):
-            meant = int(found["as"]) == rank if found["as"] else last
-        if found:
-            others = {rank, *map(int, re.findall(r"\d{1,6}", found.groupdict().get("tail") or ""))}
-            return [one for one in listed_numbers(found[1], MAX_ALIKE) if one not in others] if meant else ()
-        last = last and "Watchdog caught" not in text
-    return ()
 
 
 def _exception_fields(exception: LoggedException) -> dict[str, str | None]:
