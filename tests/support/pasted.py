@@ -51,6 +51,8 @@ GROUPS = (
     "twentysixth",
     "twentyseventh",
     "twentyeighth",
+    "twentyninth",
+    "thirtieth",
 )
 CLASSES = (
     "collective_wait",
