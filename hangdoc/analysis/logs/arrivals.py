@@ -72,7 +72,8 @@ class ArrivalsDetector(Detector[object, ArrivalsJob]):
         if absent and len(ranks) > 1 and ranks.total() == size and len(set(ranks.values())) == 1:
             return {}, ArrivalsJob(come=size, size=size, line=line, twice=name_ranks(sorted(ranks)))
         tasks = next((event for event in logs.all(TASKS)), None)
-        started = number(tasks, "tasks") if tasks and all("member" in event.fields for event in announced) else None
+        by_member = {(event.source, event.line) for event in announced if "member" in event.fields}
+        started = number(tasks, "tasks") if tasks and by_member >= lines.keys() else None
         if tasks and started and 0 < len(ranks) <= started < size:
             return {}, ArrivalsJob(come=len(ranks), size=size, line=line, tasks=started, tasks_line=tasks.text)
         counts = {number(event, "joined") for event in logs.all(*MISSING)}

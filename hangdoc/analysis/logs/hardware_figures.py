@@ -147,11 +147,13 @@ class _Named:
         return tuple(dict.fromkeys(spread))[:MAX_SUSPECTS]
 
     def _of_whole_host(self, one: Suspect, owners: Sequence[tuple[str, str]]) -> Sequence[Suspect]:
-        """The ranks of a host of which as many GPUs or processes are meant as it has ranks."""
+        """The ranks of a host, if as many of its GPUs or processes are meant, or if just these ranks are slow."""
         if one.rank is not None or not one.host:
             return [one]
         at = [owner for _, owner in owners if owner.rpartition("/")[0] == one.host]
-        whole = ("host", one.host) in owners or len(set(at)) == len(ranks_of_host(self.case, one.host))
+        ranks = set(ranks_of_host(self.case, one.host))
+        slow = bool(ranks) and ranks == {suspect.rank for suspect in self.slow}
+        whole = ("host", one.host) in owners or len(set(at)) == len(ranks) or slow
         return on_hosts(self.case, [one]) if whole else [one]
 
     def _suspect(self, of: str, owner: str) -> Suspect | None:

@@ -18,7 +18,7 @@ PEER_ERRORS = re.compile(
     r"|Timed out waiting|[Ss]ocket [Tt]imeout|Broken pipe|monitoredBarrier|connectFullMesh|store_based_barrier"
     r"|[Pp]rocess ?[Gg]roup|CollectiveFingerPrint|SignalException|KeyboardInterrupt|death signal|EADDRINUSE"
     r"|Address already in use|waiting for (?:clients|workers)|connect to|Unable to (?:find|resolve)|host not found: "
-    r"|watchdog|CheckpointException|DeadlockDetected"
+    r"|watchdog|CheckpointException|DeadlockDetected|Barrier timed out"
 )
 # The innermost frame of a traceback without its exception: a wait for the other ranks, or a line that calls one.
 _COLLECTIVES = (

@@ -23,6 +23,7 @@ class RecompilesFacts:
     """One rank. None: its log shows none."""
 
     again: bool | None = None  # it compiles code again and again that it had compiled several times before
+    uncompiled: bool | None = None  # it reached the limit, and not all ranks did: a function runs uncompiled since then
     line: str | None = None  # the last line about it
 
 
@@ -51,17 +52,28 @@ class RecompilesDetector(Detector[RecompilesFacts, RecompilesJob]):
         once = {key for key, events in by_rank.items() if _late(events)}  # the text may show few of its lines
         unowned = [event for _, event in logs.unattributed if event.kind == KIND]
         every = [*unowned, *(event for events in by_rank.values() for event in events)]
+        limited = {key: text for key, events in by_rank.items() if (text := _limit(events)) is not None}
+        if len(limited) == len(by_rank) > 1:
+            limited = {}
+        facts = {
+            key: RecompilesFacts(key in again or None, key in limited or None, limited.get(key, again.get(key)))
+            for key in again | limited
+        }
         if not again and not _again(every):
-            return nothing, RecompilesJob()
+            return nothing | facts, RecompilesJob()
         line = next(iter(again.values()), every[-1].text)
         usual, slow = _pace(logs)
-        found = RecompilesJob(True, not again or once >= set(logs.keys.values()), line, slow, usual)
-        return nothing | {key: RecompilesFacts(True, text) for key, text in again.items()}, found
+        return nothing | facts, RecompilesJob(True, not again or once >= set(logs.keys.values()), line, slow, usual)
 
 
 def _again(events: list[LogEvent]) -> bool:
     """True if functions were compiled again that had been compiled several times."""
     return len(_late(events)) >= RECOMPILING_COUNTED
+
+
+def _limit(events: list[LogEvent]) -> str | None:
+    """The last line that says that the limit of recompilations is reached."""
+    return next((event.text for event in reversed(events) if "limit" in event.fields), None)
 
 
 def _late(events: list[LogEvent]) -> set[tuple[str | None, str | None]]:

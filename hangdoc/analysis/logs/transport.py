@@ -32,7 +32,8 @@ class TransportJob:
     sockets: str | None = None  # NCCL found no adapter and uses sockets everywhere, which is slow or was not wanted
     named: str | None = None  # with `sockets`: the adapters that NCCL was told to use
     library: str | None = None  # with `sockets`: the library that NCCL could not load
-    slow: str | None = None  # with `sockets`: a slow test, a slow interface, or adapters that are hidden or not used
+    # With `sockets`: a slow test, the faster network of an earlier run, a slow interface, or adapters not used.
+    slow: str | None = None
     failed: str | None = None  # first line about a failed connection or transfer
     count: int = 0  # such lines
     hosts: int = 0  # hosts that report one; with `peer`, those that name it
@@ -113,17 +114,32 @@ def _fallback(logs: JobLogs) -> tuple[str | None, tuple[Suspect, ...], bool]:
 def _sockets(logs: JobLogs) -> LogEvent | None:
     """The line about a missing adapter, if all hosts that say what NCCL uses say sockets, and nothing timed out."""
     missing = next(logs.all("no_adapter"), None)
-    networks = _choices(logs).get("network", {})
+    networks = {**_choices(logs).get("network", {}), **{host: "Socket" for host, _ in _before(logs)}}
     if missing is None or not networks or set(networks.values()) != {"Socket"} or any(logs.all(*TIMEOUTS)):
         return None
     return missing
 
 
+def _before(logs: JobLogs) -> Iterator[tuple[str, LogEvent]]:
+    """The hosts that use sockets in the last run that a text shows, and what they used in an earlier one."""
+    runs: dict[tuple[str, str], list[LogEvent]] = defaultdict(list)
+    for host, event in _with_host(logs, "nccl_choice"):
+        if host is not None and "network" in event.fields:
+            runs[host, event.source].append(event)
+    for (host, _), events in runs.items():
+        events.sort(key=lambda event: event.line)
+        first, last = events[0], events[-1]
+        if first.fields["network"] not in FALLBACKS and last.fields["network"] == "Socket":
+            yield host, first
+
+
 def _slow(logs: JobLogs) -> str | None:
-    """The largest rate of a slow bandwidth test, the speed of a slow interface, or an adapter that is not used."""
+    """The largest rate of a slow test, what an earlier run used, a slow interface, or an adapter that is not used."""
     rates = [float(one.partition("=")[2]) for event in logs.all("bandwidth") for one in event.fields["rates"].split()]
     if rates and max(rates) <= SOCKET_RATE:
         return f"at most {max(rates):.3g} GB/s in a bandwidth test"
+    if earlier := next(_before(logs), None):
+        return f"{earlier[0]} used {earlier[1].fields['network']} in an earlier run"
     shown = next((event.text.strip() for event in logs.all("slow_interface", "adapters_hidden")), None)
     return shown or next(
         (

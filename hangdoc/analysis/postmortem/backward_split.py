@@ -11,10 +11,13 @@ import re
 from dataclasses import dataclass
 
 from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis.ranks.call_path import CallPath, per_path
+from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.thresholds import COMPARABLE_RANKS
 
 BACKWARD = "backward"  # operation
+C10D = re.compile(r"torch/distributed/distributed_c10d\.py$")
 OUTSIDE = re.compile(r"barrier|object|report|save|load|store")  # operations that belong outside a step
 
 
@@ -43,7 +46,9 @@ class BackwardSplitAnalysis(Analysis[BackwardSplitFacts, BackwardSplitJob]):
         stack = case.facts(StackFacts)
         inside = {key for key, own in stack.items() if own.op == BACKWARD and not own.waits}
         outside = {
-            key for key, own in stack.items() if key not in inside and own.waits and OUTSIDE.search(own.op or "")
+            key
+            for key, own in stack.items()
+            if key not in inside and own.waits and (OUTSIDE.search(own.op or "") or _sends_objects(case, key))
         }
         ranks = len(inside) + len(outside)
         ops = {stack[key].op for key in outside}
@@ -56,6 +61,17 @@ class BackwardSplitAnalysis(Analysis[BackwardSplitFacts, BackwardSplitJob]):
             return nothing, BackwardSplitJob()
         few = min(inside, outside, key=len)
         return {key: BackwardSplitFacts(key in few) for key in case.ranks}, BackwardSplitJob(ops.pop(), few == outside)
+
+
+def _sends_objects(case: Case, key: Key) -> bool:
+    """True if a rank waits within a collective of objects, which calls one of tensors."""
+    thread = judged_thread(case, key)
+    return thread is not None and _has_object_call(thread.path)
+
+
+@per_path
+def _has_object_call(path: CallPath) -> bool:
+    return any(C10D.search(file) and "_object" in function for function, file, _, native in path.frames if not native)
 
 
 ANALYSIS = BackwardSplitAnalysis()

@@ -19,9 +19,9 @@ from hangdoc.postmortem.readers._placement.placement import Placement
 from hangdoc.postmortem.readers._text_source import TextSource, placement_in
 from hangdoc.postmortem.readers._torchrun import process_of
 
-_GLOBAL_RANK = re.compile(r"(?:^|\s)--?(?:global[_-])?rank[=\s](\d{1,6})(?=\s|$)|(?:^|\s)RANK=(\d{1,6})(?=\s|$)")
+_GLOBAL_RANK = re.compile(r"(?:^|\s)--?(?:global[_-])?rank[=\s](\d{1,6})(?=\s|$)|(?:^|[\s(])RANK=(\d{1,6})(?=[\s),]|$)")
 MAX_LOCAL = 4096  # ranks of a host
-_LOCAL_RANK = re.compile(r"(?:^|\s)--?local[_-]rank[=\s](\d{1,6})(?=\s|$)|(?:^|\s)LOCAL_RANK=(\d{1,6})(?=\s|$)")
+_LOCAL_RANK = re.compile(r"(?:^|\s)--?local[_-]rank[=\s](\d{1,6})(?=\s|$)|(?:^|[\s(])LOCAL_RANK=(\d{1,6})(?=[\s),]|$)")
 _NODES = re.compile(r"--?n(?:um_?)?nodes[=\s](?!1(?:\s|$))|--?node[_-]rank[=\s][1-9]")
 _LAUNCHER = re.compile(
     r"torch/distributed/(?:elastic/(?:agent|multiprocessing)|launcher)/|torch/distributed/run\.py$"

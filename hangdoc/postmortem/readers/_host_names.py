@@ -25,7 +25,7 @@ _ELSEWHERE = re.compile(
 _SSH = re.compile(rf"(?:sudo )?ssh (?:-\w+ (?:[\w=]{{1,40}} )?){{0,4}}(?:[\w.-]{{1,32}}@)?({NAME})\b")
 _ON_ONE = re.compile(  # a command that runs in one pod, or on one host
     rf"(?:sudo )?(?:kubectl (?:-n \S{{1,60}} )?exec (?:-\w{{1,2}} |-[nc] \S{{1,60}} ){{0,4}}(?:pod/)?({NAME}) "
-    rf"(?:-c \S{{1,60}} )?--|(?:srun|pdsh|clush) (?:-[\w-]{{1,20}}(?:[ =]\w{{1,12}})? ){{0,5}}"
+    rf"(?:-c \S{{1,60}} )?--|(?:srun|pdsh|clush) (?:-[\w-]{{1,20}}(?:[ =][\w$][\w${{}}.-]{{0,23}})? ){{0,5}}"
     rf"(?:-w|--nodelist)[ =]?({NAME})) "
 )
 _NO_HOST = re.compile(  # names with digits that are no hosts

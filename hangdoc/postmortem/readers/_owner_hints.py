@@ -64,6 +64,14 @@ _AND_THESE = re.compile(
 _ALIKE_AT_END = re.compile(  # `taken on gx2 a minute before, rank 4 (5, 6, 7 the same):`
     r"[,;] rank[ _-]?\d{1,6} \([^()\n]{3,60}\b(?:same|identical|alike)\b[^()\n]{0,20}\):\s*$", re.IGNORECASE
 )
+# A heading with a short name: `**stack r0**  (r3 the same)`, `--- r5 ---`, `r2:`
+_SHORT_HEADING = re.compile(
+    r"(?=[^\n]{0,40}(?:[:*#=\])-]|stack|trace|dump|bt)|\s*r\d{1,5}\s*$)[\s=\-#*~+>\[(]{0,12}"
+    r"(?P<rest>(?:(?:stack|trace|traceback|dump|bt|py-spy|main thread|of|on|for)[ :]{1,2}){0,3}"
+    r"r\d{1,5}[\s\])*:=~-]{0,8}(?:\([^()\n]{1,60}\)[\s*:]{0,4})?)",
+    re.IGNORECASE,
+)
+_SHORT = re.compile(r"(?<![A-Za-z_\d.])r(\d{1,5})(?![\w.])", re.IGNORECASE)
 # A heading: `rank 0, and 1 2 3 4 6 7 look exactly like it`
 _LIKE_IT = re.compile(
     r"(?:^|[.:;] )(?:ok[,.]? )?(?:on |of |for )?rank[ _-]?(?P<rank>\d{1,6}),? (?:and |ranks? ){0,2}"
@@ -134,7 +142,7 @@ _ALL_SAME = re.compile(r"\b(?:both|all)\b.{0,20}\b(?:same|identical|alike)\b|\b(
 # `51389 and 51390 print the same as 51388`: processes, where the list of them is not known to be one of ranks.
 _SAME_PIDS = re.compile(
     r"(?:^|[.;:(] |\bpids? )(?P<these>\d{3,9}(?:(?:, ?(?:and )?| and | ?& )\d{3,9}){0,64})(?: [a-z]{1,12}){0,4}?"
-    r" (?:the )?(?:(?:same|identical)(?: \w{1,12})?|just) (?:as|to|like) (?:pid )?(?P<one>\d{3,9})\b",
+    r" (?:(?:the )?(?:(?:same|identical)(?: \w{1,12})?|just) (?:as|to|like)|like) (?:pid )?(?P<one>\d{3,9})\b",
     re.IGNORECASE,
 )
 # In a comment behind the command of one process: `(rank 0; 70312 and 70313 are the same)`
@@ -268,6 +276,9 @@ class OwnerHints:
             return
         if not text.strip():
             return
+        if short := _SHORT_HEADING.fullmatch(text):
+            head, mark, note = short["rest"].partition("(")
+            text = _SHORT.sub(r"rank \1", head) + mark + _SHORT.sub(r"\1", note)
         if self._parent is not None and (child := _CHILD.fullmatch(text)):
             if len(self.parents) < MAX_COMPANIONS:
                 self.parents[int(child[1])] = self._parent

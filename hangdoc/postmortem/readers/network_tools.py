@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hangdoc.evidence.logs import LogEvent, Logs
@@ -110,11 +110,12 @@ _VERSION = re.compile(
 )
 # The command whose answers are bare versions, one a host: `2.5.1+cu124`, `550.54.15`, `(2, 21, 5)`.
 _ASKED = re.compile(r"(torch)\.__version__|query-gpu=(driver)_version|torch\.cuda\.(nccl)\.version")
-_ASKED_PORT = re.compile(r"/sys/class/net/[^/\s]{1,40}/(mtu|speed)\b")  # bare numbers: bytes, Mb/s
+_ASKED_PORT = re.compile(r"/sys/class/net/([^/\s]{1,40})/(mtu|speed)\b")  # bare numbers: bytes, Mb/s
 _BARE_VERSION = re.compile(r"\(?(\d{1,3}(?:(?:\.|, )\d{1,4}){1,3}(?:\+[a-z]{2,5}[\d.]{1,8})?)\)?")
 _IBSTAT = re.compile(r"\bibstat(?:us)?(?: (?P<device>[a-z]\w{1,30}))?")
 # `for h in n1 n2 n3; do echo $h; ...`: lines that are one of these names alone
 _LOOP = re.compile(rf"\bfor \w{{1,20}} in ((?:{_NAME} ){{0,64}}?{_NAME}) ?; ?do\b")
+_ALIKE = re.compile(r"\s{0,16}(\d{1,5}) (\d{2,7})\s*")  # `sort | uniq -c` of what all hosts of a loop say
 # `ethtool -S IFACE`: counters of frames that a bad cable, transceiver or port corrupts, as drivers name them.
 _COUNTING = re.compile(r"\bethtool (?:-S|--statistics) ([a-z][\w.-]{1,30})")
 _COUNTER = re.compile(r"(?<![\w.])([a-z][\w.]{2,60}): {1,4}(\d{1,18})(?!\S)")
@@ -136,7 +137,8 @@ class _Reading:
     only: str | None = None  # host of a text that names one in a sentence
     device: str = ""  # of ibstat
     counted: str = ""  # interface whose counters are listed
-    asked: str = ""  # package whose bare version a command asked for
+    asked: str = ""  # package whose bare version a command asked for, or "mtu" or "speed" of a port
+    asked_port: str = ""  # that port; "": not named
     ports: bool = False  # the ports that a firewall lets in follow
     looped: tuple[str, ...] = ()  # hosts over which a loop of the shell runs
     pinged: list[tuple[str, int]] = field(default_factory=list)  # host and bytes of each ping whose result follows
@@ -200,16 +202,14 @@ def _read_line(reading: _Reading, text: str) -> None:
         reading.counted = counting.pop() if len(counting) == 1 else ""
     if "for " in text and (loop := _LOOP.search(text)):
         reading.looped = tuple(filter(_is_host, loop[1].split()))
-    if "ping " in text and (pings := _PINGS.search(text)):
-        size = _PING_SIZE.search(pings["options"])
-        hosts = reading.looped if pings["to"].startswith("$") else (pings["to"],)
-        reading.pinged = [(host, int(size[1]) if size else _PING_BYTES) for host in hosts]
+    if "ping " in text and (pings := list(_PINGS.finditer(text))):
+        reading.pinged = list(_pinged(pings, reading.looped))
     elif command:
         reading.pinged = []
-    if ("version" in text and (asked := _ASKED.search(text))) or (
-        "/sys/class/net/" in text and (asked := _ASKED_PORT.search(text))
-    ):
+    if "version" in text and (asked := _ASKED.search(text)):
         reading.asked = next(name for name in asked.groups() if name)
+    elif "/sys/class/net/" in text and (port := _ASKED_PORT.search(text)):
+        reading.asked, reading.asked_port = port[2], "" if "$" in port[1] or "*" in port[1] else port[1]
     if "ibstat" in text and (ibstat := _IBSTAT.search(text)):
         reading.device = ibstat["device"] or reading.device or "the adapter"
     if text.strip() in reading.looped:
@@ -226,6 +226,16 @@ def _read_line(reading: _Reading, text: str) -> None:
         _version(reading, host, rest)
     _path(reading, text)
     _firewall(reading, text)
+
+
+def _pinged(pings: Sequence[re.Match[str]], looped: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Host and bytes of each ping of a command line, in the order of their results. `looped`: hosts of its loop."""
+    for number, host in enumerate(looped or ("",)):
+        for ping in pings:
+            size = _PING_SIZE.search(ping["options"])
+            named = ping["to"] if number == 0 else ""
+            if to := host if ping["to"].startswith("$") else named:
+                yield to, int(size[1]) if size else _PING_BYTES
 
 
 def _observed(reading: _Reading, text: str, command: bool) -> bool:
@@ -251,10 +261,11 @@ def _prefix(text: str) -> tuple[tuple[str, ...], str]:
 
 def _port(reading: _Reading, host: str | None, text: str) -> None:
     if reading.asked in ("mtu", "speed") and host is not None and text.strip().isdecimal() and len(text.strip()) < 8:
-        if reading.asked == "mtu":
-            reading.add(host, "port_mtu", text, mtu=text.strip())
-        else:
-            reading.add(host, "port_speed", text, mbit=text.strip())
+        kind, unit = ("port_mtu", "mtu") if reading.asked == "mtu" else ("port_speed", "mbit")
+        reading.add(host, kind, text, interface=reading.asked_port, **{unit: text.strip()})
+    elif reading.asked == "mtu" and (alike := _ALIKE.fullmatch(text)) and int(alike[1]) == len(reading.looped):
+        for each in reading.looped:
+            reading.add(each, "port_mtu", text, interface=reading.asked_port, mtu=alike[2])
     if row := _IB_ROW.fullmatch(text.strip()):
         shown = _ROW_STATE.search(row["rest"])
         if shown:

@@ -1,4 +1,5 @@
-"""How many tasks Slurm started for a job: `SLURM_NTASKS=1`, `NumTasks=1` (scontrol), `--ntasks=1`, NTasks of sstat.
+"""How many tasks Slurm started for a job: `SLURM_NTASKS=1`, `NumTasks=1` (scontrol), `--ntasks=1`, NTasks of sstat,
+or `--ntasks-per-node=4` and the number of nodes (`--nodes=1`, squeue, sacct, scontrol).
 
 Lightning waits for as many members as the job has ranks, and under Slurm starts none itself. A text that names a
 launcher of several processes (torchrun, mpirun) says nothing: one task of it is many ranks.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
@@ -20,16 +22,23 @@ MAX_TEXT = 2**20  # characters of a text in which somebody shows them
 MAX_LINE = 400
 MAX_CELLS = 32
 _STATED = re.compile(
-    r"\bSLURM_(?:STEP_NUM_TASKS|STEP_NTASKS|NTASKS|NPROCS)[=:]\s?[\"']?(?P<env>\d{1,6})\b|\bNumTasks=(?P<job>\d{1,6})\b"
-    r"|(?:^\s{0,8}#SBATCH\s|\b(?:srun|sbatch)\s(?:\S{1,80}\s){0,8}?)(?:--ntasks(?:=|\s)|-n\s?)(?P<asked>\d{1,6})(?!\S)"
+    r"\bSLURM_(?:STEP_NUM_TASKS|STEP_NTASKS|NTASKS|NPROCS)[=:]\s?[\"']?(\d{1,6})\b|\bNumTasks=(\d{1,6})\b"
+    r"|(?:^\s{0,8}#SBATCH\s|\b(?:srun|sbatch)\s(?:\S{1,80}\s){0,8}?)(?:--ntasks(?:=|\s)|-n\s?)(\d{1,6})(?!\S)"
+)
+_PER_NODE = re.compile(
+    r"(?:^\s{0,8}#SBATCH\s|\b(?:srun|sbatch)\s(?:\S{1,80}\s){0,8}?)--ntasks-per-node(?:=|\s)(\d{1,4})(?!\S)"
+)
+_NODES = re.compile(
+    r"\bSLURM_(?:JOB_NUM_NODES|NNODES)[=:]\s?[\"']?(\d{1,5})\b|\bNumNodes=(\d{1,5})\b"
+    r"|(?:^\s{0,8}#SBATCH\s|\b(?:srun|sbatch)\s(?:\S{1,80}\s){0,8}?)(?:--nodes(?:=|\s)|-N\s?)(\d{1,5})(?!\S)"
 )
 _LAUNCHES = re.compile(
     r"\btorchrun\b|torch[./]distributed[./](?:run|launch)\b|\baccelerate[. ](?:commands\.)?launch|\bdeepspeed\b"
     r"|\bspawn\b|\bmpi(?:run|exec)\b|\bhorovodrun\b|\bray\b",
     re.IGNORECASE,
 )
-_HEAD = re.compile(r"\bNTasks\b")
 _STEP = re.compile(r"\d{1,12}(?:_\d{1,9})?\.\d{1,6}")
+_JOB = re.compile(r"\d{1,12}(?:_\d{1,9})?")
 
 
 class SlurmTaskReader:
@@ -50,21 +59,53 @@ class SlurmTaskReader:
             yield Piece(ProcessRef(), "logs", Logs((event,)))
 
 
+@dataclass(slots=True)
+class _Column:
+    """A column of numbers in the tables of squeue, sacct and sstat."""
+
+    row: re.Pattern[str]  # the first cell of a row
+    names: tuple[str, ...]
+    _place: int = -1
+
+    def feed(self, text: str) -> int | None:
+        """The number in a row; None: the line is none."""
+        cells = text.split()[:MAX_CELLS]
+        if cells and cells[0].upper() == "JOBID":
+            self._place = next((cells.index(name) for name in self.names if name in cells), -1)
+        elif self._place > 0 and self._place < len(cells) and self.row.fullmatch(cells[0]):
+            cell = cells[self._place]
+            return int(cell) if cell.isdecimal() and len(cell) < 7 else None
+        elif not cells:
+            self._place = -1
+        return None
+
+
 def _counts(lines: Iterable[str]) -> Iterator[tuple[int, int, str]]:
-    """The tasks that a line states, its number and the line."""
-    column = -1
+    """The tasks that a line states, its number and the line; else those that several lines state together."""
+    of_steps, of_jobs = _Column(_STEP, ("NTasks",)), _Column(_JOB, ("NODES", "NNodes"))
+    stated = False
+    per_node: dict[int, tuple[int, str]] = {}  # tasks -> number of the line, the line
+    nodes: set[int] = set()
     for number, line in enumerate(lines, 1):
         text = line[:MAX_LINE]
-        cells = text.split()[:MAX_CELLS]
-        if _HEAD.search(text) and "JobID" in text:
-            column = cells.index("NTasks") if "NTasks" in cells else -1
-        elif column > 0 and cells and _STEP.fullmatch(cells[0]):
-            if column < len(cells) and cells[column].isdecimal() and len(cells[column]) < 7:
-                yield int(cells[column]), number, text.strip()
-        elif not cells:
-            column = -1
-        for found in _STATED.finditer(text):
-            yield int(found["env"] or found["job"] or found["asked"]), number, text.strip()
+        for tasks in (of_steps.feed(text), *_numbers(_STATED, text)):
+            if tasks is not None:
+                stated = True
+                yield tasks, number, text.strip()
+        per_node |= {tasks: (number, text.strip()) for tasks in _numbers(_PER_NODE, text)}
+        nodes.update(_numbers(_NODES, text))
+        if (count := of_jobs.feed(text)) is not None:
+            nodes.add(count)
+    if not stated and len(per_node) == len(nodes) == 1:
+        (count,) = nodes
+        for tasks, (number, text) in per_node.items():
+            yield tasks * count, number, f"{text} on {count} {'node' if count == 1 else 'nodes'}"
+
+
+def _numbers(pattern: re.Pattern[str], text: str) -> Iterator[int]:
+    """The numbers that the groups of a pattern find in a line."""
+    for found in pattern.finditer(text):
+        yield int(next(filter(None, found.groups())))
 
 
 READER = SlurmTaskReader()

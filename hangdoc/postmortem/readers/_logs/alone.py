@@ -61,7 +61,7 @@ _TASKS = re.compile(
     r"(?:(?!python|bash )[^\n|;&]){0,200}?"
     r"\s(?:--ntasks(?:-per-node)?|--np|-np|-n)[= ]{0,2}(\d{1,6})(?=\s|$)"
 )
-_NODES = re.compile(r"\s(?:--nodes|-N)[= ]{0,2}(\d{1,6})(?=\s|$)")
+_NODES = re.compile(r"[\s`'\"](?:--nodes|-N)[= ]{0,2}(\d{1,6})(?=\s|$)")
 # Jobs that are meant to be apart.
 _SWEEP = re.compile(
     r"\bwandb (?:agent|sweep)\b|\b(?:optuna|hyperparam\w{0,10}|grid search|sweep(?:s|ing)?|ablations?|folds?|trials?)\b"

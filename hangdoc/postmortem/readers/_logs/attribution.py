@@ -123,7 +123,7 @@ class OriginResolver:
             return None
         if self.ranks:
             only = next(iter(self.ranks))
-            alone = self.ranks[only] >= 3 and not self._others_wrote
+            alone = self.ranks[only] >= 3 and not self._others_wrote and self.failed <= {only}
             certain = path_names_process or alone or self._only_failed_rank == only
             return only if certain else None
         return self.path_origin.process.rank if path_names_process else self._only_failed_rank

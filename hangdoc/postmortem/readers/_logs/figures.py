@@ -49,7 +49,8 @@ LEAST_SIZES = 3  # powers of two, which are no ranks but sizes
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9_.])(?P<plural>ranks|gpus|processes|rank(?= ?\d{1,6} ?(?:\.\.|-|\u2013) ?\d))[ :=\[(]{1,3}"
     r"(?P<numbers>\d{1,6}(?:(?: ?(?:,|-|\u2013|&|and|to|\.\.) ?){1,2}\d{1,6}){0,64})\]?(?![\w/]|\.\d)"
-    r"|(?<![A-Za-z0-9_.])(?P<kind>(?:global|world)[ _-]?rank|dp[ _-]?rank|rank|process|proc|gpu|cuda|device|card)s?"
+    r"|(?<![A-Za-z0-9_.])(?<!/s/)"
+    r"(?P<kind>(?:global|world)[ _-]?rank|dp[ _-]?rank|rank|process|proc|gpu|cuda|device|card)s?"
     r"[\"']?[ _:=#\[(]{0,3}[\"']?(?P<number>\d{1,6})(?:\]|\))?(?!\w|/\d|\.\d|-\d)"
     r"|(?<![A-Za-z0-9_.:/-])(?P<short>dp|rk|r|p)(?P<digit>\d{1,5})(?![\w./-])"
     r"|(?:(?<![\w.:/@#+-])|(?<=[\"']:))(?P<value>-?\d{1,15}(?:,\d{3}){0,4}(?:\.\d{1,20})?(?:[eE][+-]?\d{1,3})?)"

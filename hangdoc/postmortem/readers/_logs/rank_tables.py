@@ -36,7 +36,9 @@ _FOREIGN = re.compile(
 _GPUS = re.compile(r"#?gpus", re.IGNORECASE)
 _STEP = re.compile(r"(?:global[ _]?)?(?:step|iter(?:ation)?|it|update)s?", re.IGNORECASE)
 _STATISTIC = re.compile(r"(?:min|max|avg|mean|median|std|total|sum|all|spread|skew|ratio|max/min)", re.IGNORECASE)
-_TOUCHING = re.compile(r"^((?:global[ _]?)?(?:step|iter(?:ation)?)) (rank)(?=\s{2})", re.IGNORECASE)  # heads
+_TOUCHING = re.compile(  # heads
+    r"^((?:global[ _]?)?(?:step|iter(?:ation)?)|rank) (rank|host(?:name)?|node|pod|gpu)(?=\s{2})", re.IGNORECASE
+)
 _RULE = re.compile(r"[\s|+:=\u2500-\u257f-]{3,}")
 _BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2506\u2551", "|"))
 _WORD = re.compile(r"(?=.{0,60}[A-Za-z])[\w()\[\]%/.#*-]{1,60}(?<![.?!])")
@@ -48,6 +50,9 @@ _OWNER_CELL = re.compile(
 )
 _SPAN_CELL = re.compile(r"(?:ranks? )?(\d{1,6}) ?(?:-|\u2013|\.\.) {0,4}(\d{1,6})")
 _HOST_CELL = re.compile(r"[A-Za-z][\w.-]{0,100}")
+# What a person calls the two figures of a cell: the second one is of now.
+_THEN_AND_NOW = re.compile(r"\b(?:before|was|then|old|yesterday) ?/ ?(?:after|now|new|today)\b", re.IGNORECASE)
+_PAIR = re.compile(r"(?<![\w./])\d[\d.,]{0,20} ?/ {0,8}(?=\d[\d.,]{0,20}(?![\w./]))")
 _LAYOUTS = ("|", "\t", ",", ";", "  ", " ")
 
 
@@ -64,6 +69,7 @@ class RankTables:
     _owners: list[Owner | None] = field(default_factory=list)  # of the columns, in a table with one for each owner
     _last: list[str] = field(default_factory=list)  # cells of the line before: a head without the name of its index
     _last_layout: str = ""
+    _compares: bool = False  # the text announces two figures in a cell: of then, and of now
 
     def feed(self, text: str, raw: str, heading: str) -> list[Value] | None:
         """The values in a line of a table; None: it is none. `raw`: with its prefixes; `heading`: the text above."""
@@ -76,7 +82,10 @@ class RankTables:
                 if (row := self._row(line)) is not None:
                     return row
             self.close()
-        return [] if any(self._opens(line, heading) for line in both) else None
+        compares = bool(_THEN_AND_NOW.search(text))
+        opened = any(self._opens(line, heading) for line in both)
+        self._compares = compares or (opened and self._compares)  # said above the table, or in its head
+        return [] if opened else None
 
     def close(self) -> None:
         """Called at an empty line, too."""
@@ -137,10 +146,11 @@ class RankTables:
 
     def _row(self, text: str) -> list[Value] | None:
         """The values of a row. None: the line is no row of the table."""
+        text = _PAIR.sub("", text) if self._compares else text
         cells = _cells(text, self._layout)
         columns = len(self._owners or self._columns)
         if self._layout in ("  ", " ") and len(cells) < columns:  # columns may touch, or a cell may be long
-            cells = text.rsplit(None, columns if self._owners and self._owners[0] else columns - 1)
+            cells = text.strip().rsplit(None, columns if self._owners and self._owners[0] else columns - 1)
         return self._labelled(cells) if self._owners else self._of_owner(cells)
 
     def _of_owner(self, cells: Sequence[str]) -> list[Value] | None:

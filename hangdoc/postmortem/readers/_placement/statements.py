@@ -74,10 +74,15 @@ _SPAWNED = re.compile(
 )
 # In front of a line: `[r6@cn22]`, `rank6@cn22`.
 _RANK_AT = re.compile(rf"\W{{0,4}}r(?:ank[ _-]?)?(\d{{1,6}})@({NAME})")
-# A list by host: `rank layout: gx1 = 0..7, gx2 = 8..15`, `RANK per pod: master-0=0, worker-0=1`.
-_HOST_LIST = re.compile(r"(?:^|[\s(])ranks?\b(?!\s*\d)[^:\n]{0,40}:\s(?=\S)", re.IGNORECASE)
+# A list by host: `rank layout: gx1 = 0..7, gx2 = 8..15`, `RANK per pod: master-0=0, worker-0=1`,
+# `one process each (gx1=0, gx2=1)`.
+_HOST_LIST = re.compile(
+    r"(?:^|[\s(])(?:ranks?\b(?!\s*\d)[^:\n]{0,40}:\s(?=\S)"
+    r"|(?:one|1) (?:process|proc|rank) (?:each|a|per) ?[^:()\n]{0,12}\()",
+    re.IGNORECASE,
+)
 _HOST_AND_RANKS = re.compile(
-    rf"({NAME}?)\s?(?:=|:|->|\u2192|\s)\s?\[?(\d{{1,6}}(?:\s?(?:-|\u2013|\.\.|to)\s?\d{{1,6}})?)\]?(?:[,;.)]?\s|[,;.)]?$)"
+    rf"({NAME}?)\s?(?:=|:|->|\u2192|\s)\s?\[?(\d{{1,6}}(?:\s?(?:-|\u2013|\.\.|to)\s?\d{{1,6}})?)\]?(?:[,;.:)]{{0,2}}\s|[,;.:)]{{0,2}}$)"
 )
 _ASKED = re.compile(r"[^.;]{0,60}\?")
 _NOT_NOW = re.compile(
