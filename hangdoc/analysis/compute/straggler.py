@@ -37,6 +37,7 @@ from hangdoc.analysis.thresholds import (
     MUCH_MORE_CPU,
     OFTEN_BLOCKED,
     PEERS_UNMOVED,
+    RAN,
     SLICE_S,
     VERY_LATE,
 )
@@ -56,6 +57,7 @@ class StragglerFacts:
     late_s: float | None = None  # lateness per step, seconds
     steadiness: float | None = None  # share of the window's slices with lateness; None: known from stacks only
     others_stood: float | None = None  # share of the looks at its peers that found no movement (median over peers)
+    others_ran: float | None = None  # share of the window's slices in which its peers ran (median); None: see steadiness
     same_code: bool | None = None  # while its peers waited, it ran lines that they run too
     each_step: bool | None = None  # while its peers waited, it ran lines of its own, in every step
     late: bool | None = None  # it is the straggler: late in every part of the window, while steps go by
@@ -102,6 +104,11 @@ def _peers_step(case: Case, key: Key) -> bool:
         return moving
     shares = (facts.cpu_share for other, facts in case.facts(ProgressFacts).items() if other != key)
     return any((share or 0.0) >= IDLE_CORES for share in shares)
+
+
+def _peers_count(case: Case, key: Key) -> bool:
+    """True if a peer counts steps, too: a number that only the late rank has may count parts of its work."""
+    return any(facts.period_s is not None for other, facts in case.facts(ProgressFacts).items() if other != key)
 
 
 class RankValues:
@@ -165,9 +172,10 @@ def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerF
         waits=wait.share,
         late_share=max(0.0, share),
         late_least=max(0.0, min(parts)),
-        late_s=share * period if period is not None and share > 0 else None,
+        late_s=share * period if period is not None and share > 0 and _peers_count(case, key) else None,
         steadiness=_steadiness(wait.slices, peers.slices, share),
         others_stood=peers.all_unmoved.median(peers.unmoved[key]),
+        others_ran=_ran(wait.slices, peers.slices),
         mutual=mutual > waiting / 2 if waiting else None,
         symmetric=symmetric > waiting / 2 if waiting else None,
         more_cpu=own_used / used if own_used is not None and used and not peers.spins else None,
@@ -200,6 +208,13 @@ def _steadiness(waits: Sequence[float] | None, every: Sequence[RankValues] | Non
     return sum(lateness >= LATE_IN_SLICE * share for lateness in late) / len(late)
 
 
+def _ran(waits: Sequence[float] | None, every: Sequence[RankValues] | None) -> float | None:
+    """Share of the slices in which the peers did not wait all the time (median over peers)."""
+    if waits is None or not every:
+        return None
+    return sum(ranks.median(own) <= 1.0 - RAN for ranks, own in zip(every, waits, strict=False)) / len(every)
+
+
 def _is_late(facts: StragglerFacts, period_s: float | None) -> bool:
     """True if the rank is a straggler."""
     share, least = facts.late_share or 0.0, facts.late_least or 0.0
@@ -225,9 +240,11 @@ def _in_every_step(facts: StragglerFacts, period_s: float | None) -> bool:
 
     An evaluation on one rank runs its own lines, and its peers make no steps meanwhile. Where a slice holds a whole
     step, nearly every slice must show the lateness, whatever lines run: each rank collects garbage now and then, and in
-    one window one of them may do so more often.
+    one window one of them may do so more often. Without a number that counts steps: peers that wait nearly all the time,
+    and yet run in nearly every slice, make steps meanwhile. An evaluation after epochs as short as that would set the
+    pace, too.
     """
-    if facts.each_step:
+    if facts.each_step or min(facts.late_share or 0.0, facts.steadiness or 0.0, facts.others_ran or 0.0) >= MOSTLY:
         return True
     if period_s is None or period_s > 2 * SLICE_S:
         return facts.same_code is True

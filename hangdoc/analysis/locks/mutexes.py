@@ -27,6 +27,7 @@ RELEASES = frozenset({"release", "acquire", "notify", "notify_all", "set", "put"
 # The innermost frame of a thread that waits for another one: a lock, a queue, an event, a pool's result.
 FOR_THREADS = re.compile(r"/lib/python3[^/]*/(threading|queue|concurrent/futures/\w+)\.py$")
 SLEEPS = frozenset({"sleep", "wait"})
+MAX_OTHERS = 3  # threads that are told of beside the one that trains
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,8 @@ def _asleep(case: Case, key: Key, threads: Threads, main: int) -> MutexFacts:
         return FREE
     who, where = threads.name(main), threads.site(main)
     line = f"{who} waits at {where} for another thread of its process, but none of its threads runs"
-    return MutexFacts(stuck=True, how="asleep", sure=False, lines=(line,))
+    others = [f"{threads.name(tid)} waits at {site}" for tid, site in threads.in_user_code() if tid != main]
+    return MutexFacts(stuck=True, how="asleep", sure=False, lines=(line, *others[:MAX_OTHERS]))
 
 
 def _polls_queue(stack: Stack) -> bool:
@@ -211,6 +213,10 @@ class Threads:
         held = next((h for h in self.locks.holdings if (h.tid, h.semaphore) == (owner, wait.semaphore)), None)
         where = f" since {held.function} ({held.file.rsplit('/', 1)[-1]}:{held.line})" if held and held.line else ""
         return f"held by {'itself' if owner == tid else self.name(owner)}{where}"
+
+    def in_user_code(self) -> Iterator[tuple[int, str]]:
+        """The threads that the user's own code started or entered, and where they are."""
+        yield from ((tid, path.user.site) for tid, path in self.paths.items() if path.user is not None)
 
     def name(self, tid: int) -> str:
         return next((s.name for s in self.stacks.threads if s.tid == tid and s.name), None) or f"thread {tid}"
