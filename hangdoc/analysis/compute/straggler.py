@@ -57,7 +57,7 @@ class StragglerFacts:
     late_s: float | None = None  # lateness per step, seconds
     steadiness: float | None = None  # share of the window's slices with lateness; None: known from stacks only
     others_stood: float | None = None  # share of the looks at its peers that found no movement (median over peers)
-    others_ran: float | None = None  # share of the window's slices in which its peers ran (median); None: see steadiness
+    others_ran: float | None = None  # share of the slices in which its peers ran (median over peers)
     same_code: bool | None = None  # while its peers waited, it ran lines that they run too
     each_step: bool | None = None  # while its peers waited, it ran lines of its own, in every step
     late: bool | None = None  # it is the straggler: late in every part of the window, while steps go by
@@ -104,11 +104,6 @@ def _peers_step(case: Case, key: Key) -> bool:
         return moving
     shares = (facts.cpu_share for other, facts in case.facts(ProgressFacts).items() if other != key)
     return any((share or 0.0) >= IDLE_CORES for share in shares)
-
-
-def _peers_count(case: Case, key: Key) -> bool:
-    """True if a peer counts steps, too: a number that only the late rank has may count parts of its work."""
-    return any(facts.period_s is not None for other, facts in case.facts(ProgressFacts).items() if other != key)
 
 
 class RankValues:
@@ -159,7 +154,8 @@ class Peers:
 def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerFacts) -> StragglerFacts:
     parts = _lateness(wait.parts, peers.parts)
     share = sum(parts) / len(parts)
-    period = case.job(ProgressJob).period_s
+    progress = case.job(ProgressJob)
+    period = progress.period_s
     phases = [look.phase for look in looks_at(case, key) if look.phase not in WAITING]
     own = case.facts(ResourcesFacts)[key]
     own_used = peers.cores_used(own)
@@ -172,7 +168,7 @@ def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerF
         waits=wait.share,
         late_share=max(0.0, share),
         late_least=max(0.0, min(parts)),
-        late_s=share * period if period is not None and share > 0 and _peers_count(case, key) else None,
+        late_s=share * period if period is not None and share > 0 and progress.steps_counted else None,
         steadiness=_steadiness(wait.slices, peers.slices, share),
         others_stood=peers.all_unmoved.median(peers.unmoved[key]),
         others_ran=_ran(wait.slices, peers.slices),
@@ -240,9 +236,9 @@ def _in_every_step(facts: StragglerFacts, period_s: float | None) -> bool:
 
     An evaluation on one rank runs its own lines, and its peers make no steps meanwhile. Where a slice holds a whole
     step, nearly every slice must show the lateness, whatever lines run: each rank collects garbage now and then, and in
-    one window one of them may do so more often. Without a number that counts steps: peers that wait nearly all the time,
-    and yet run in nearly every slice, make steps meanwhile. An evaluation after epochs as short as that would set the
-    pace, too.
+    one window one of them may do so more often. Without a number that counts steps: peers that wait nearly all the
+    time, and yet run in nearly every slice, make steps meanwhile. An evaluation after epochs as short as that would set
+    the pace, too.
     """
     if facts.each_step or min(facts.late_share or 0.0, facts.steadiness or 0.0, facts.others_ran or 0.0) >= MOSTLY:
         return True

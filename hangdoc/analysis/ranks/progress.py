@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
-from hangdoc.analysis.ranks.call_path import CallPath, Step, Thread
+from hangdoc.analysis.ranks.call_path import CallPath, Step, Thread, per_path
 from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.phases import WAITING, ProcessContext
 from hangdoc.analysis.ranks.process import process_looks
@@ -41,6 +41,9 @@ class ProgressFacts:
     sites: int  # distinct call paths (by line) it was seen on
     period_s: float | None  # time per step, by the loop counter in user code that grew most
     recent_s: float | None = None  # the same in the newest third of the window
+    # That counter is of the innermost loop around the waits for other ranks, so that it counts steps, and not epochs or
+    # parts of a step. None: it was not seen to wait.
+    steps_counted: bool | None = None
     completed: bool | None = None  # it left a collective, send or receive between two looks; None: fewer than two looks
     # The counter of a `for` loop grew, and fell back only when that of an outer loop grew. None: fewer than two looks.
     advanced: bool | None = None
@@ -55,6 +58,7 @@ class ProgressJob:
     changed: bool | None  # any rank changed; None: no rank was seen twice
     period_s: float | None  # time per step of the slowest rank
     recent_s: float | None = None  # the same in the newest third of the window
+    steps_counted: bool = True  # False: no rank was seen to count its steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +110,7 @@ class ProgressAnalysis(Analysis[ProgressFacts, ProgressJob]):
             changed=any(facts.changed for facts in known) if known else None,
             period_s=max((facts.period_s for facts in known if facts.period_s is not None), default=None),
             recent_s=max((facts.recent_s for facts in known if facts.recent_s is not None), default=None),
+            steps_counted=True in (counted := {facts.steps_counted for facts in known}) or False not in counted,
         )
 
 
@@ -184,6 +189,7 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
         sites=shares.sites,
         period_s=period_s,
         recent_s=period_s if len(recent) == len(looks) else _period_s(recent),
+        steps_counted=_counts_steps(looks),
         completed=any(map(_has_completed, looks, looks[1:])) if len(looks) > 1 else None,
         advanced=_has_advanced(looks) if len(looks) > 1 else None,
     )
@@ -243,6 +249,24 @@ def _period_s(looks: Sequence[Look]) -> float | None:
             grown[name] = grown.get(name, 0.0) + max(0.0, value - old.get(name, value))
     seconds = looks[-1].at_s - looks[0].at_s
     return min((seconds / steps for steps in grown.values() if 0 < steps <= seconds / MIN_STEP_S), default=None)
+
+
+def _counts_steps(looks: Sequence[Look]) -> bool | None:
+    """True if the innermost loop around most waits for other ranks, in user code, has a counter. None: no wait."""
+    waits = [look for look in distinct(looks) if look.phase in WAITING]
+    return 2 * sum(map(_is_counted, waits)) >= len(waits) if waits else None
+
+
+def _is_counted(look: Look) -> bool:
+    depth, names = _innermost_loop(look.path)
+    return any(one.number is not None and one.name in names for one in look.thread.variables(depth)) if names else False
+
+
+@per_path
+def _innermost_loop(path: CallPath) -> tuple[int, Collection[str]]:
+    """The step with the innermost loop of user code, and the names that this loop counts with."""
+    loops = [(at, loop.counters) for at in path.own if (place := path.steps[at].place) for loop in place.loops]
+    return loops[-1] if loops else (0, ())
 
 
 def _has_advanced(looks: Sequence[Look]) -> bool:
