@@ -179,6 +179,8 @@ class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
         of_rank: dict[Key, dict[str, str]] = {key: {} for key in case.ranks}
         texts: dict[str, str] = {}
         suspects: dict[str, dict[Suspect, None]] = {}
+        # Where a line names the host that was lost, another one's host only printed it.
+        named_lost = {event.kind for _, _, event in _notices(logs) if event.kind in OF_HOST and "host" in event.fields}
         for key, host, event in _notices(logs):
             if key is not None and not _explains(event, own.get(key), logs.ranks.get(key, ())):
                 continue
@@ -195,7 +197,7 @@ class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
                     absent.append(one)
                 else:
                     of_rank[at_fault].setdefault(event.kind, event.text)
-            if not named and known_host(host):
+            if not named and known_host(host) and event.kind not in named_lost:
                 absent = [Suspect(None, None, host)]
             if absent or not named:
                 texts.setdefault(event.kind, event.text)

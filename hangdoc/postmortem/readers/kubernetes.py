@@ -16,6 +16,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from hangdoc.evidence import End
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
@@ -37,6 +39,7 @@ _LISTED = re.compile(
 )
 _NAME = re.compile(rf"\s*Name:\s+(?P<pod>{_POD})\s*")
 _ASKED = re.compile(rf"\bkubectl\s.{{0,120}}?\b(?:describe|get)\s+po(?:ds?)?[ /](?P<pod>{_POD})")
+_COLUMNS = re.compile(r"\s{2,}")
 _NODE = re.compile(r"\s*Node:\s+(?P<node>[\w.\-]{1,253})/.{0,60}")
 _RANK = re.compile(r"\s*RANK:\s+(?P<rank>\d{1,6})\s*")  # in the environment of a container
 _STATE = re.compile(r"\s*(?P<what>State|Last State):\s+(?P<state>Running|Waiting|Terminated)\s*")
@@ -131,6 +134,9 @@ class _Pods:
     _stated: Callable[[str], Sequence[int]] = lambda pod: ()  # the ranks of a pod, if the text says all of them
     _columns: tuple[str, ...] = ()  # of a table that the user chose
     _table: bool = False
+    _heads: list[str] = field(default_factory=list)  # of the columns of that table
+    _hosts: dict[str, str] = field(default_factory=dict)  # pod -> its node
+    _node_lost: bool = False  # an event names a node that is lost
     _nodes: bool = False  # a table of nodes was begun
     _listed: Counter[str] = field(default_factory=Counter)  # pods of each job in tables
     _started: set[str] = field(default_factory=set)  # pods that run or have run
@@ -146,10 +152,11 @@ class _Pods:
 
     def feed(self, text: str, number: int) -> None:
         self._feed_log(text[:MAX_LOG_LINE])
+        self._node_lost = self._node_lost or "status is now: NodeNotReady" in text
         if self._columns and text.strip() and len(text.split()) != len(self._columns):
             self._columns = ()
         if _PODS.fullmatch(text) or (" get po" in text[:300] and _LISTED.search(text[:300])):
-            self._table, self._pod = True, None
+            self._table, self._pod, self._heads = True, None, _COLUMNS.split(text.strip())
         elif _CUSTOM.fullmatch(text):
             self._table, self._pod, self._columns = False, None, tuple(text.split())
         elif self._columns and len(cells := text.split()) == len(self._columns):
@@ -160,11 +167,14 @@ class _Pods:
             self._listed[_job_of(row["pod"])] += 1
             if len(self._names) < MAX_PODS:
                 self._names.add(row["pod"])
+                self._place(row["pod"], dict(zip(self._heads, _COLUMNS.split(text.strip()), strict=False)).get("NODE"))
             self._status(row["pod"], row["status"], number)
         elif name := _NAME.fullmatch(text):
             self._table, self._pod, self._last, self._container = False, name["pod"], "", {}
         elif "kubectl" in text[:200] and (asked := _ASKED.search(text[:500])):
             self._table, self._pod, self._last, self._container = False, asked["pod"], "", {}
+        elif self._pod and (on := _NODE.fullmatch(text)):
+            self._place(self._pod, on["node"])
         elif state := _STATE.fullmatch(text):
             self._last, self._container = state["what"], {"state": state["state"]}
         elif (own := _RANK.fullmatch(text)) and self._pod and len(self._ranks) < MAX_PODS:
@@ -184,6 +194,10 @@ class _Pods:
             self._add_missing(pod, text, number, "init-pytorch")
         elif event := _EVENT.search(text):
             self._event(event["reason"], event["rest"], text, number)
+
+    def _place(self, pod: str, node: str | None) -> None:
+        if node and node != "<none>" and len(self._hosts) < MAX_PODS:
+            self._hosts[pod] = node
 
     def _feed_log(self, text: str) -> None:
         """A line of the log of a pod, or one that begins or ends it."""
@@ -305,6 +319,11 @@ class _Pods:
         self._ranks = self._ranks_of_logs() | self._ranks
         for (kind, pod), event in self._events.items():
             if self._foreign(pod) or (kind == "pod_waits" and pod in self._started):
+                continue
+            if kind == "node_failed" and (self._node_lost or pod in self._hosts):
+                if node := self._hosts.get(pod):
+                    own = replace(event, fields=event.fields | {"host": node})
+                    yield Piece(ProcessRef(None, node), "logs", Logs((own,)))
                 continue
             yield Piece(ProcessRef(self._rank_of(pod), pod), "logs", Logs((event,)))
         for pod, end in self._ends.items():

@@ -67,6 +67,7 @@ class OriginResolver:
         self.path_origin = path_origin
         self.placement = Placement()  # of a pasted text
         self.ranks: Counter[int] = Counter()  # lines per named rank
+        self._heard: set[tuple[int, str]] = set()  # rank and text of the first ones, as a line may be observed again
         self.offsets: Counter[int] = Counter()  # global rank minus local rank
         self.processes: dict[tuple[str | None, int], tuple[int, int]] = {}  # (host, PID) -> (world size, rank)
         self.hosts_of_pid: dict[int, set[str | None]] = {}  # hosts with a rank of this PID
@@ -81,7 +82,10 @@ class OriginResolver:
     def observe(self, kind: str, line: Line, fields: Mapping[str, str]) -> None:
         """Record what a line states about its writer and about other processes."""
         if line.rank is not None:
-            self.ranks[line.rank] += 1
+            said = line.rank, line.text
+            self.ranks[line.rank] += said not in self._heard
+            if len(self._heard) < SAMPLED_LINES:
+                self._heard.add(said)
             if line.local is not None:
                 self.offsets[line.rank - line.local] += 1
         if line.host:
@@ -91,6 +95,8 @@ class OriginResolver:
             self.failed.add(rank)
             self.neighbours = self.neighbours or int(fields["local_rank"]) > 0
             self.offsets[rank - int(fields["local_rank"])] += 1
+        elif kind == "failed" and "local_rank" in fields:
+            self.neighbours = self.neighbours or int(fields["local_rank"]) > 0
         elif kind == "told_to_end":
             self.ended = True
         elif kind == "nccl_rank" and line.pid is not None:
@@ -130,8 +136,8 @@ class OriginResolver:
 
     @property
     def _others_wrote(self) -> bool:
-        """True if lines of other processes are certain: of another host, or of a launcher that ended other ranks."""
-        return self.ended or len(self.hosts) > 1
+        """True if lines of other processes are certain: of another host, or of a launcher of several ranks."""
+        return self.ended or self.neighbours or len(self.hosts) > 1
 
     @property
     def _only_failed_rank(self) -> int | None:
