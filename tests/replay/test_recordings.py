@@ -24,3 +24,10 @@ def test_judged_as_what_it_was(name: str) -> None:
     assert verdict.status == truth["status"]
     assert (best.playbook if best else None) == truth["playbook"]
     assert sorted(culprit.rank or 0 for culprit in (best.culprits if best else ())) == truth["culprits"]
+
+
+@pytest.mark.parametrize("name", ["mined_in_each_step", "sidecar_evaluates"])
+def test_no_step_time_is_told_where_no_counter_shows_one(name: str) -> None:
+    """Their loops count steps in an attribute of an object; other counters are of parts of a step."""
+    (verdict,) = reported(RECORDINGS / f"{name}.jsonl.zst").verdicts
+    assert "a step" not in (verdict.note or "")

@@ -85,7 +85,7 @@ class StragglerDetector(Detector[StragglerFacts, None]):
         waits = wait_times(case)
         if len(waits) < 2 or len(waits) < len(case.ranks):
             return facts, None
-        period = case.job(ProgressJob).period_s
+        progress = case.job(ProgressJob)
         peers = Peers(case, waits)
         moves = {key: moves_throughout(case, key) for key in waits}
         moving = sum(moves.values())
@@ -94,7 +94,7 @@ class StragglerDetector(Detector[StragglerFacts, None]):
             # Of peers that are always found in the same collective, the number of the late rank's step shows it, if it
             # is theirs, too: an evaluation counts its batches, but reaches nobody meanwhile.
             steps_go_by = moving > moves[key] or bool(derived.each_step and moves[key] and _peers_step(case, key))
-            facts[key] = replace(derived, late=steps_go_by and _is_late(derived, period))
+            facts[key] = replace(derived, late=steps_go_by and _is_late(derived, progress))
         return facts, None
 
 
@@ -211,12 +211,12 @@ def _ran(waits: Sequence[float] | None, every: Sequence[RankValues] | None) -> f
     return sum(ranks.median(own) <= 1.0 - RAN for ranks, own in zip(every, waits, strict=False)) / len(every)
 
 
-def _is_late(facts: StragglerFacts, period_s: float | None) -> bool:
+def _is_late(facts: StragglerFacts, progress: ProgressJob) -> bool:
     """True if the rank is a straggler."""
     share, least = facts.late_share or 0.0, facts.late_least or 0.0
     if facts.doing == "idle":
         return bool(facts.symmetric and facts.each_step) and share >= HALF and least >= VERY_LATE
-    if facts.slept or not _in_every_step(facts, period_s):
+    if facts.slept or not _in_every_step(facts, progress):
         return False
     threshold = _threshold(facts)
     return threshold is not None and share >= threshold and least >= IN_EACH_PART * threshold
@@ -231,17 +231,19 @@ def _threshold(facts: StragglerFacts) -> float | None:
     return LATE if facts.cause not in (None, "queue") else VERY_LATE
 
 
-def _in_every_step(facts: StragglerFacts, period_s: float | None) -> bool:
+def _in_every_step(facts: StragglerFacts, progress: ProgressJob) -> bool:
     """The rank is late in every step, and not just in an occasional evaluation.
 
     An evaluation on one rank runs its own lines, and its peers make no steps meanwhile. Where a slice holds a whole
     step, nearly every slice must show the lateness, whatever lines run: each rank collects garbage now and then, and in
     one window one of them may do so more often. Without a number that counts steps: peers that wait nearly all the
-    time, and yet run in nearly every slice, make steps meanwhile. An evaluation after epochs as short as that would set
-    the pace, too.
+    time, and yet run in nearly every slice, make steps meanwhile; an evaluation after epochs that short is reported as
+    well.
     """
-    if facts.each_step or min(facts.late_share or 0.0, facts.steadiness or 0.0, facts.others_ran or 0.0) >= MOSTLY:
+    shares = facts.late_share or 0.0, facts.steadiness or 0.0, facts.others_ran or 0.0
+    if facts.each_step or (facts.symmetric and not progress.steps_counted and min(shares) >= MOSTLY):
         return True
+    period_s = progress.period_s
     if period_s is None or period_s > 2 * SLICE_S:
         return facts.same_code is True
     if not facts.same_code and (facts.others_stood or 0.0) > PEERS_UNMOVED:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.ranks.call_path import CallPath, threads_of
@@ -106,8 +106,8 @@ def _asleep(case: Case, key: Key, threads: Threads, main: int) -> MutexFacts:
         return FREE
     who, where = threads.name(main), threads.site(main)
     line = f"{who} waits at {where} for another thread of its process, but none of its threads runs"
-    others = [f"{threads.name(tid)} waits at {site}" for tid, site in threads.in_user_code() if tid != main]
-    return MutexFacts(stuck=True, how="asleep", sure=False, lines=(line, *others[:MAX_OTHERS]))
+    others = (f"{threads.name(tid)} waits at {site}" for tid, site in threads.in_user_code() if tid != main)
+    return MutexFacts(stuck=True, how="asleep", sure=False, lines=(line, *islice(others, MAX_OTHERS)))
 
 
 def _polls_queue(stack: Stack) -> bool:
@@ -215,8 +215,8 @@ class Threads:
         return f"held by {'itself' if owner == tid else self.name(owner)}{where}"
 
     def in_user_code(self) -> Iterator[tuple[int, str]]:
-        """The threads that the user's own code started or entered, and where they are."""
-        yield from ((tid, path.user.site) for tid, path in self.paths.items() if path.user is not None)
+        """The threads with a frame of the user's own code, and where they are."""
+        yield from ((tid, path.user.site) for tid, path in self.paths.items() if path.own and path.user)
 
     def name(self, tid: int) -> str:
         return next((s.name for s in self.stacks.threads if s.tid == tid and s.name), None) or f"thread {tid}"

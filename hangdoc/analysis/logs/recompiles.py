@@ -53,8 +53,8 @@ class RecompilesDetector(Detector[RecompilesFacts, RecompilesJob]):
         unowned = [event for _, event in logs.unattributed if event.kind == KIND]
         every = [*unowned, *(event for events in by_rank.values() for event in events)]
         limited = {key: text for key, events in by_rank.items() if (text := _limit(events)) is not None}
-        if len(limited) == len(by_rank) > 1:
-            limited = {}
+        if len(limited) == len(by_rank) > 1 or _limit(unowned):
+            limited = {}  # all ranks reached it, or perhaps all
         facts = {
             key: RecompilesFacts(key in again or None, key in limited or None, limited.get(key, again.get(key)))
             for key in again | limited

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.logs.common_peer import NOT_BETWEEN_HOSTS, OF_BRIDGE, common_peer, peer_of
@@ -128,9 +129,10 @@ def _before(logs: JobLogs) -> Iterator[tuple[str, LogEvent]]:
             runs[host, event.source].append(event)
     for (host, _), events in runs.items():
         events.sort(key=lambda event: event.line)
-        first, last = events[0], events[-1]
-        if first.fields["network"] not in FALLBACKS and last.fields["network"] == "Socket":
-            yield host, first
+        earlier = list(takewhile(lambda event: event.fields["network"] not in FALLBACKS, events))
+        later = {event.fields["network"] for event in events[len(earlier) :]}
+        if earlier and later == {"Socket"}:  # the ranks of one run would alternate
+            yield host, earlier[0]
 
 
 def _slow(logs: JobLogs) -> str | None:

@@ -41,8 +41,8 @@ class ProgressFacts:
     sites: int  # distinct call paths (by line) it was seen on
     period_s: float | None  # time per step, by the loop counter in user code that grew most
     recent_s: float | None = None  # the same in the newest third of the window
-    # That counter is of the innermost loop around the waits for other ranks, so that it counts steps, and not epochs or
-    # parts of a step. None: it was not seen to wait.
+    # That counter is of a loop around the waits for other ranks, and counts steps, not epochs or parts of a step. None:
+    # it was not seen to wait.
     steps_counted: bool | None = None
     completed: bool | None = None  # it left a collective, send or receive between two looks; None: fewer than two looks
     # The counter of a `for` loop grew, and fell back only when that of an outer loop grew. None: fewer than two looks.
@@ -58,7 +58,7 @@ class ProgressJob:
     changed: bool | None  # any rank changed; None: no rank was seen twice
     period_s: float | None  # time per step of the slowest rank
     recent_s: float | None = None  # the same in the newest third of the window
-    steps_counted: bool = True  # False: no rank was seen to count its steps
+    steps_counted: bool = True  # False: nothing shows that `period_s` is the time of a step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +110,7 @@ class ProgressAnalysis(Analysis[ProgressFacts, ProgressJob]):
             changed=any(facts.changed for facts in known) if known else None,
             period_s=max((facts.period_s for facts in known if facts.period_s is not None), default=None),
             recent_s=max((facts.recent_s for facts in known if facts.recent_s is not None), default=None),
-            steps_counted=True in (counted := {facts.steps_counted for facts in known}) or False not in counted,
+            steps_counted=_steps_counted(known),
         )
 
 
@@ -173,7 +173,7 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
     last = changes[-1] if changes else looks[0].at_s if looks else None
     seen = activities(looks)
     shares = case.once(("shares", seen), lambda: _shares(seen))
-    period_s = _period_s(looks)
+    period_s, counter = _period(looks)
     recent = looks[-max(int(WATCHED_LOOKS), len(looks) // 3) :]
     ended = _pauses([look.at_s for look in looks], changes)
     return ProgressFacts(
@@ -188,8 +188,8 @@ def rank_facts(case: Case, key: Key) -> ProgressFacts:
         compute_share=shares.computes,
         sites=shares.sites,
         period_s=period_s,
-        recent_s=period_s if len(recent) == len(looks) else _period_s(recent),
-        steps_counted=_counts_steps(looks),
+        recent_s=period_s if len(recent) == len(looks) else _period(recent)[0],
+        steps_counted=_counts_steps(looks, counter),
         completed=any(map(_has_completed, looks, looks[1:])) if len(looks) > 1 else None,
         advanced=_has_advanced(looks) if len(looks) > 1 else None,
     )
@@ -238,35 +238,53 @@ def _numbers(variables: Sequence[Variable]) -> dict[str, float]:
     return {v.name: v.number for v in variables if v.number is not None}
 
 
-def _period_s(looks: Sequence[Look]) -> float | None:
-    """Time per step (s), by the loop counter that grew most over the looks."""
+def _period(looks: Sequence[Look]) -> tuple[float | None, str | None]:
+    """Time per step (s), by the loop counter that grew most over the looks, and its name."""
     grown: dict[str, float] = {}
     moved = _moved(looks)
     if len(moved) < 2:
-        return None
+        return None, None
     for old, new in pairwise(map(_counters, moved)):
         for name, value in new.items():
             grown[name] = grown.get(name, 0.0) + max(0.0, value - old.get(name, value))
     seconds = looks[-1].at_s - looks[0].at_s
-    return min((seconds / steps for steps in grown.values() if 0 < steps <= seconds / MIN_STEP_S), default=None)
+    return min(
+        ((seconds / steps, name) for name, steps in grown.items() if 0 < steps <= seconds / MIN_STEP_S),
+        default=(None, None),
+    )
 
 
-def _counts_steps(looks: Sequence[Look]) -> bool | None:
-    """True if the innermost loop around most waits for other ranks, in user code, has a counter. None: no wait."""
+def _counts_steps(looks: Sequence[Look], counter: str | None) -> bool | None:
+    """True if a counter is of a loop around most waits for other ranks. None: no wait.
+
+    No loop inside of that one may be without a number: it makes the steps, and the counter counts epochs.
+    """
     waits = [look for look in distinct(looks) if look.phase in WAITING]
-    return 2 * sum(map(_is_counted, waits)) >= len(waits) if waits else None
+    return 2 * sum(_is_around(counter, look) for look in waits) >= len(waits) if waits else None
 
 
-def _is_counted(look: Look) -> bool:
-    depth, names = _innermost_loop(look.path)
-    return any(one.number is not None and one.name in names for one in look.thread.variables(depth)) if names else False
+def _is_around(counter: str | None, look: Look) -> bool:
+    loops = _loops(look.path)
+    own = next((at for at in reversed(range(len(loops))) if counter in loops[at][1]), None)
+    return own is not None and all(_has_number(look, depth, names) for depth, names in loops[own + 1 :])
+
+
+def _has_number(look: Look, depth: int, names: Collection[str]) -> bool:
+    return any(one.number is not None and one.name in names for one in look.thread.variables(depth))
 
 
 @per_path
-def _innermost_loop(path: CallPath) -> tuple[int, Collection[str]]:
-    """The step with the innermost loop of user code, and the names that this loop counts with."""
-    loops = [(at, loop.counters) for at in path.own if (place := path.steps[at].place) for loop in place.loops]
-    return loops[-1] if loops else (0, ())
+def _loops(path: CallPath) -> Sequence[tuple[int, Collection[str]]]:
+    """The loops of user code, outermost first: index of the step, names that count."""
+    return [(at, loop.counters) for at in path.own if (place := path.steps[at].place) for loop in place.loops]
+
+
+def _steps_counted(ranks: Sequence[ProgressFacts]) -> bool:
+    """False if the counter of the slowest rank counts no steps; if it never waited, if a rank that did counts none."""
+    slowest = max((facts for facts in ranks if facts.period_s), key=lambda facts: facts.period_s or 0.0, default=None)
+    if slowest is None or slowest.steps_counted is None:
+        return all(facts.steps_counted is not False for facts in ranks)
+    return slowest.steps_counted
 
 
 def _has_advanced(looks: Sequence[Look]) -> bool:

@@ -34,7 +34,7 @@ _ARRIVES = re.compile(
 )
 _NO_ARRIVAL = re.compile(
     r"\b(?:steps?|iter(?:ation)?s?|epoch|batch|shards?|files?|chunks?|layers?|stages?|attempts?|retr(?:y|ies)|try|tries"
-    r"|gc|download\w*|loss|save|saving|saved|checkpoint\w*|eval\w*|barrier|all_?reduce|all_?gather|failed|failure|fail"
+    r"|gc(?![-\d])|download\w*|loss|save|saving|saved|checkpoint\w*|eval\w*|barrier|all_?reduce|all_?gather|failed|failure|fail"
     r"|errors?|exception|timed|timeout|killed|exit\w*|workers?|dataloader|refused|lost|clos(?:ed|ing)|not|never|missing)\b",
     re.IGNORECASE,
 )

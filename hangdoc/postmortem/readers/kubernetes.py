@@ -322,7 +322,7 @@ class _Pods:
                 continue
             if kind == "node_failed" and (self._node_lost or pod in self._hosts):
                 if node := self._hosts.get(pod):
-                    own = replace(event, fields=event.fields | {"host": node})
+                    own = replace(event, fields={**event.fields, "host": node})
                     yield Piece(ProcessRef(None, node), "logs", Logs((own,)))
                 continue
             yield Piece(ProcessRef(self._rank_of(pod), pod), "logs", Logs((event,)))

@@ -69,6 +69,7 @@ _PINGS = re.compile(
     rf"\bping(?P<options>(?: -[A-Za-z][\w.]{{0,8}}(?: [\w.]{{1,8}})?){{0,12}}?) (?P<to>{_NAME}|\$\{{?\w{{1,20}}\}}?)\s*"
     r"(?:$|[;|&]|\d?>)"
 )
+_BODY = re.compile(r"\bdo\b(.*)\bdone\b")  # of a loop
 _PING_SIZE = re.compile(r" -s ?(\d{1,6})\b")
 _PING_BYTES = 56  # without -s
 _PINGED = re.compile(r"(\d{1,7}) packets transmitted, (\d{1,7}) received,.{0,40}? (\d{1,3}(?:\.\d{1,9})?)% packet loss")
@@ -115,7 +116,7 @@ _BARE_VERSION = re.compile(r"\(?(\d{1,3}(?:(?:\.|, )\d{1,4}){1,3}(?:\+[a-z]{2,5}
 _IBSTAT = re.compile(r"\bibstat(?:us)?(?: (?P<device>[a-z]\w{1,30}))?")
 # `for h in n1 n2 n3; do echo $h; ...`: lines that are one of these names alone
 _LOOP = re.compile(rf"\bfor \w{{1,20}} in ((?:{_NAME} ){{0,64}}?{_NAME}) ?; ?do\b")
-_ALIKE = re.compile(r"\s{0,16}(\d{1,5}) (\d{2,7})\s*")  # `sort | uniq -c` of what all hosts of a loop say
+_ALIKE = re.compile(r"\s{0,16}(\d{1,5}) (\d{3,5})\s*")  # `sort | uniq -c` of what all hosts of a loop say
 # `ethtool -S IFACE`: counters of frames that a bad cable, transceiver or port corrupts, as drivers name them.
 _COUNTING = re.compile(r"\bethtool (?:-S|--statistics) ([a-z][\w.-]{1,30})")
 _COUNTER = re.compile(r"(?<![\w.])([a-z][\w.]{2,60}): {1,4}(\d{1,18})(?!\S)")
@@ -139,6 +140,7 @@ class _Reading:
     counted: str = ""  # interface whose counters are listed
     asked: str = ""  # package whose bare version a command asked for, or "mtu" or "speed" of a port
     asked_port: str = ""  # that port; "": not named
+    merged: bool = False  # equal MTUs are one line, behind their number
     ports: bool = False  # the ports that a firewall lets in follow
     looped: tuple[str, ...] = ()  # hosts over which a loop of the shell runs
     pinged: list[tuple[str, int]] = field(default_factory=list)  # host and bytes of each ping whose result follows
@@ -198,18 +200,22 @@ def _read_line(reading: _Reading, text: str) -> None:
         text = found[2]
     elif found := _BARE_PROMPT.match(text):
         text = found[1]
+    if command:
+        reading.asked, reading.asked_port, reading.looped, reading.merged = "", "", (), False
     if "ethtool" in text and (counting := set(_COUNTING.findall(text))):
         reading.counted = counting.pop() if len(counting) == 1 else ""
     if "for " in text and (loop := _LOOP.search(text)):
         reading.looped = tuple(filter(_is_host, loop[1].split()))
-    if "ping " in text and (pings := list(_PINGS.finditer(text))):
-        reading.pinged = list(_pinged(pings, reading.looped))
+    if "ping " in text and _PINGS.search(text):
+        reading.pinged = list(_pinged(text, reading.looped))
     elif command:
         reading.pinged = []
     if "version" in text and (asked := _ASKED.search(text)):
         reading.asked = next(name for name in asked.groups() if name)
     elif "/sys/class/net/" in text and (port := _ASKED_PORT.search(text)):
-        reading.asked, reading.asked_port = port[2], "" if "$" in port[1] or "*" in port[1] else port[1]
+        reading.asked, named = port[2], {one[1] for one in _ASKED_PORT.finditer(text)}
+        reading.asked_port = port[1] if len(named) == 1 and not re.search(r"[$*]", port[1]) else ""
+        reading.merged = reading.asked == "mtu" and "uniq -c" in text
     if "ibstat" in text and (ibstat := _IBSTAT.search(text)):
         reading.device = ibstat["device"] or reading.device or "the adapter"
     if text.strip() in reading.looped:
@@ -228,14 +234,19 @@ def _read_line(reading: _Reading, text: str) -> None:
     _firewall(reading, text)
 
 
-def _pinged(pings: Sequence[re.Match[str]], looped: Sequence[str]) -> Iterator[tuple[str, int]]:
+def _pinged(text: str, looped: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Host and bytes of each ping of a command line, in the order of their results. `looped`: hosts of its loop."""
-    for number, host in enumerate(looped or ("",)):
-        for ping in pings:
-            size = _PING_SIZE.search(ping["options"])
-            named = ping["to"] if number == 0 else ""
-            if to := host if ping["to"].startswith("$") else named:
-                yield to, int(size[1]) if size else _PING_BYTES
+    body = _BODY.search(text)
+    parts = [(text[: body.start()], ()), (body[1], looped), (text[body.end() :], ())] if body else [(text, looped)]
+    for part, hosts in parts:
+        pings = list(_PINGS.finditer(part))
+        for host in hosts or ("",):
+            for ping in pings:
+                of_loop = ping["to"].startswith("$")
+                to = host if of_loop else ping["to"]
+                if to and (of_loop or body or not hosts):  # of a loop over several lines, the others are unknown
+                    size = _PING_SIZE.search(ping["options"])
+                    yield to, int(size[1]) if size else _PING_BYTES
 
 
 def _observed(reading: _Reading, text: str, command: bool) -> bool:
@@ -263,7 +274,7 @@ def _port(reading: _Reading, host: str | None, text: str) -> None:
     if reading.asked in ("mtu", "speed") and host is not None and text.strip().isdecimal() and len(text.strip()) < 8:
         kind, unit = ("port_mtu", "mtu") if reading.asked == "mtu" else ("port_speed", "mbit")
         reading.add(host, kind, text, interface=reading.asked_port, **{unit: text.strip()})
-    elif reading.asked == "mtu" and (alike := _ALIKE.fullmatch(text)) and int(alike[1]) == len(reading.looped):
+    elif reading.merged and (alike := _ALIKE.fullmatch(text)) and int(alike[1]) == len(reading.looped):
         for each in reading.looped:
             reading.add(each, "port_mtu", text, interface=reading.asked_port, mtu=alike[2])
     if row := _IB_ROW.fullmatch(text.strip()):

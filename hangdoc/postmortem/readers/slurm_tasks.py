@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
@@ -23,14 +23,14 @@ MAX_LINE = 400
 MAX_CELLS = 32
 _STATED = re.compile(
     r"\bSLURM_(?:STEP_NUM_TASKS|STEP_NTASKS|NTASKS|NPROCS)[=:]\s?[\"']?(\d{1,6})\b|\bNumTasks=(\d{1,6})\b"
-    r"|(?:^\s{0,8}#SBATCH\s|\b(?:srun|sbatch)\s(?:\S{1,80}\s){0,8}?)(?:--ntasks(?:=|\s)|-n\s?)(\d{1,6})(?!\S)"
+    r"|(?:^\s{0,8}#SBATCH|\b(?:srun|sbatch))\s(?:\S{1,80}\s){0,8}?(?:--ntasks(?:=|\s)|-n\s?)(\d{1,6})(?!\S)"
 )
 _PER_NODE = re.compile(
-    r"(?:^\s{0,8}#SBATCH\s|\b(?:srun|sbatch)\s(?:\S{1,80}\s){0,8}?)--ntasks-per-node(?:=|\s)(\d{1,4})(?!\S)"
+    r"(?:^\s{0,8}#SBATCH|\b(?:srun|sbatch))\s(?:\S{1,80}\s){0,8}?--ntasks-per-node(?:=|\s)(\d{1,4})(?!\S)"
 )
 _NODES = re.compile(
     r"\bSLURM_(?:JOB_NUM_NODES|NNODES)[=:]\s?[\"']?(\d{1,5})\b|\bNumNodes=(\d{1,5})\b"
-    r"|(?:^\s{0,8}#SBATCH\s|\b(?:srun|sbatch)\s(?:\S{1,80}\s){0,8}?)(?:--nodes(?:=|\s)|-N\s?)(\d{1,5})(?!\S)"
+    r"|(?:^\s{0,8}#SBATCH|\bsbatch)\s(?:\S{1,80}\s){0,8}?(?:--nodes(?:=|\s)|-N\s?)(\d{1,5})(?!\S)"
 )
 _LAUNCHES = re.compile(
     r"\btorchrun\b|torch[./]distributed[./](?:run|launch)\b|\baccelerate[. ](?:commands\.)?launch|\bdeepspeed\b"
@@ -65,6 +65,7 @@ class _Column:
 
     row: re.Pattern[str]  # the first cell of a row
     names: tuple[str, ...]
+    jobs: set[str] = field(default_factory=set)  # of the rows, of several the first two
     _place: int = -1
 
     def feed(self, text: str) -> int | None:
@@ -74,6 +75,8 @@ class _Column:
             self._place = next((cells.index(name) for name in self.names if name in cells), -1)
         elif self._place > 0 and self._place < len(cells) and self.row.fullmatch(cells[0]):
             cell = cells[self._place]
+            if len(self.jobs) < 2:
+                self.jobs.add(cells[0])
             return int(cell) if cell.isdecimal() and len(cell) < 7 else None
         elif not cells:
             self._place = -1
@@ -86,6 +89,7 @@ def _counts(lines: Iterable[str]) -> Iterator[tuple[int, int, str]]:
     stated = False
     per_node: dict[int, tuple[int, str]] = {}  # tasks -> number of the line, the line
     nodes: set[int] = set()
+    listed: set[int] = set()  # nodes of a job in a table
     for number, line in enumerate(lines, 1):
         text = line[:MAX_LINE]
         for tasks in (of_steps.feed(text), *_numbers(_STATED, text)):
@@ -95,7 +99,9 @@ def _counts(lines: Iterable[str]) -> Iterator[tuple[int, int, str]]:
         per_node |= {tasks: (number, text.strip()) for tasks in _numbers(_PER_NODE, text)}
         nodes.update(_numbers(_NODES, text))
         if (count := of_jobs.feed(text)) is not None:
-            nodes.add(count)
+            listed.add(count)
+    if not nodes and len(of_jobs.jobs) == 1:
+        nodes = listed
     if not stated and len(per_node) == len(nodes) == 1:
         (count,) = nodes
         for tasks, (number, text) in per_node.items():

@@ -89,6 +89,8 @@ class RankTables:
 
     def close(self) -> None:
         """Called at an empty line, too."""
+        if self._columns or self._owners:
+            self._compares = False  # the announcement was of this table
         self._columns, self._owners = [], []
         self._last = []
 
