@@ -74,13 +74,12 @@ class ArrivalsDetector(Detector[object, ArrivalsJob]):
         tasks = next((event for event in logs.all(TASKS)), None)
         by_member = {(event.source, event.line) for event in announced if "member" in event.fields}
         started = number(tasks, "tasks") if tasks and by_member >= lines.keys() else None
-        if tasks and started and 0 < len(ranks) <= started < size:
-            return {}, ArrivalsJob(come=len(ranks), size=size, line=line, tasks=started, tasks_line=tasks.text)
         counts = {number(event, "joined") for event in logs.all(*MISSING)}
         few = len(absent) <= FEW_ABSENT * len(here) or len(here) in counts
-        if len(here) < REPORTERS or not absent or not few:
-            return {}, ArrivalsJob()
-        return {}, ArrivalsJob(tuple(map(Suspect, absent)), len(here), size, line)
+        named = tuple(map(Suspect, absent)) if len(here) >= REPORTERS and few else ()
+        if tasks and started and 0 < len(ranks) <= started < size:
+            return {}, ArrivalsJob(named, len(ranks), size, line, tasks=started, tasks_line=tasks.text)
+        return {}, ArrivalsJob(named, len(here), size, line) if named else ArrivalsJob()
 
 
 def _is_crowded(event: LogEvent) -> bool:

@@ -64,6 +64,8 @@ _AND_THESE = re.compile(
 _ALIKE_AT_END = re.compile(  # `taken on gx2 a minute before, rank 4 (5, 6, 7 the same):`
     r"[,;] rank[ _-]?\d{1,6} \([^()\n]{3,60}\b(?:same|identical|alike)\b[^()\n]{0,20}\):\s*$", re.IGNORECASE
 )
+# In front of a paragraph about one process: `(basalt, rank 1) prints nothing more. I took its stack:`
+_LABEL = re.compile(rf"\s{{0,4}}\((?:{NAME}, ?)?(?:global )?rank[ _-]?\d{{1,6}}(?:, ?{NAME})?\):?(?=\s)", re.IGNORECASE)
 # A heading with a short name: `**stack r0**  (r3 the same)`, `--- r5 ---`, `r2:`
 _SHORT_HEADING = re.compile(
     r"(?=[^\n]{0,40}(?:[:*#=\])-]|stack|trace|dump|bt)|\s*r\d{1,5}\s*$)[\s=\-#*~+>\[(]{0,12}"
@@ -276,6 +278,8 @@ class OwnerHints:
             return
         if not text.strip():
             return
+        if label := _LABEL.match(text):
+            text = label[0]  # what follows in the line is a remark
         if short := _SHORT_HEADING.fullmatch(text):
             head, mark, note = short["rest"].partition("(")
             text = _SHORT.sub(r"rank \1", head) + mark + _SHORT.sub(r"\1", note)
