@@ -293,7 +293,7 @@ def _note(facts: Facts, status: str, findings: Sequence[Finding]) -> str:
         none = "no process group yet: not a training rank, or a rank that is still starting" if _no_ranks(facts) else ""
         notes = _absent_note, _undecided_note, _joining_note, _unproved_note
         return _exit_note(facts) or none or next((text for note in notes if (text := note(facts))), "")
-    period = facts.job.progress.period_s if facts.job.progress.steps_counted else None
+    period = facts.job.progress.step_s
     steps = any(rank.progress.completed or rank.progress.advanced or rank.network.moving for rank in facts.ranks)
     return f"a step every {seconds(period)}" if period is not None and steps else _activities(facts.ranks)
 
@@ -325,8 +325,8 @@ def _activities(ranks: Sequence[RankFacts]) -> str:
 def _step_time_note(facts: Facts, usual_s: float | None) -> str:
     """Step time now, and while the job was healthy."""
     progress = facts.job.progress
-    now_s = progress.recent_s or progress.period_s
-    if now_s is None or not progress.steps_counted:
+    now_s = progress.recent_s or progress.step_s
+    if now_s is None or progress.step_s is None:
         return ""
     before = f"; it took {seconds(usual_s)} before" if usual_s is not None and usual_s < now_s / SLOWER else ""
     return f"a step takes {seconds(now_s)}{before}"

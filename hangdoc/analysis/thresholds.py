@@ -158,7 +158,7 @@ MIN_OWN_SHARE = Threshold(0.1, "share of the time", "chosen: a rate over less is
 PEERS_UNMOVED = Threshold(
     0.1, "share of the looks", "chosen: with short steps, looks rarely find a peer where the look before did"
 )
-RAN = Threshold(0.02, "share of a slice", "chosen: a rank that stands still in a collective hardly runs")
+RAN_IN_SLICE = Threshold(0.02, "share of a slice", "chosen: a rank that stands still in a collective hardly runs")
 MORE_WORK = Threshold(1.25, "times the size on the other ranks", "chosen: the remainder of a division is smaller")
 
 # --- memory ---------------------------------------------------------------------------------------

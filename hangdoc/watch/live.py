@@ -289,9 +289,9 @@ class Live:
             watched.rhythm_s = max(watched.rhythm_s, _longest_pause(facts, watched))
         if window_s < WINDOW_S:
             return
-        period_s = facts.job.progress.period_s if facts.job.progress.steps_counted else None
-        if verdict.status == "healthy" and period_s is not None:
-            watched.step_s = min(period_s, watched.step_s or period_s)
+        step_s = facts.job.progress.step_s
+        if verdict.status == "healthy" and step_s is not None:
+            watched.step_s = min(step_s, watched.step_s or step_s)
         if verdict.status == watched.state:
             return
         if verdict.status == "unknown" and not _is_longer_than_before(facts, watched):

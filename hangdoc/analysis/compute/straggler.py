@@ -37,7 +37,7 @@ from hangdoc.analysis.thresholds import (
     MUCH_MORE_CPU,
     OFTEN_BLOCKED,
     PEERS_UNMOVED,
-    RAN,
+    RAN_IN_SLICE,
     SLICE_S,
     VERY_LATE,
 )
@@ -154,8 +154,7 @@ class Peers:
 def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerFacts) -> StragglerFacts:
     parts = _lateness(wait.parts, peers.parts)
     share = sum(parts) / len(parts)
-    progress = case.job(ProgressJob)
-    period = progress.period_s
+    step_s = case.job(ProgressJob).step_s
     phases = [look.phase for look in looks_at(case, key) if look.phase not in WAITING]
     own = case.facts(ResourcesFacts)[key]
     own_used = peers.cores_used(own)
@@ -168,7 +167,7 @@ def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerF
         waits=wait.share,
         late_share=max(0.0, share),
         late_least=max(0.0, min(parts)),
-        late_s=share * period if period is not None and share > 0 and progress.steps_counted else None,
+        late_s=share * step_s if step_s is not None and share > 0 else None,
         steadiness=_steadiness(wait.slices, peers.slices, share),
         others_stood=peers.all_unmoved.median(peers.unmoved[key]),
         others_ran=_ran(wait.slices, peers.slices),
@@ -208,7 +207,7 @@ def _ran(waits: Sequence[float] | None, every: Sequence[RankValues] | None) -> f
     """Share of the slices in which the peers did not wait all the time (median over peers)."""
     if waits is None or not every:
         return None
-    return sum(ranks.median(own) <= 1.0 - RAN for ranks, own in zip(every, waits, strict=False)) / len(every)
+    return sum(ranks.median(own) <= 1.0 - RAN_IN_SLICE for ranks, own in zip(every, waits, strict=False)) / len(every)
 
 
 def _is_late(facts: StragglerFacts, progress: ProgressJob) -> bool:

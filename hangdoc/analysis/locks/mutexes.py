@@ -27,7 +27,7 @@ RELEASES = frozenset({"release", "acquire", "notify", "notify_all", "set", "put"
 # The innermost frame of a thread that waits for another one: a lock, a queue, an event, a pool's result.
 FOR_THREADS = re.compile(r"/lib/python3[^/]*/(threading|queue|concurrent/futures/\w+)\.py$")
 SLEEPS = frozenset({"sleep", "wait"})
-MAX_OTHERS = 3  # threads that are told of beside the one that trains
+MAX_OTHERS = 3  # listed beside the thread that trains
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,7 @@ class LogsDetector(Detector[LogsFacts, LogsJob]):
             gpus_shared=shares_gpus_by_design(logs, ranks_per_host(case)),
             ports=on_hosts(case, (Suspect(None, None, host) for host in hardware.port_hosts)),
             rendezvous=(rendezvous := rendezvous_errors(logs)),
-            looped=on_hosts(case, [Suspect(None, None, host)] if (host := rendezvous.loopback_host) else ()),
+            loopback=on_hosts(case, [Suspect(None, None, host)] if (host := rendezvous.loopback_host) else ()),
             counts=last_counts(logs),
             roots=root_causes(logs),
         )
@@ -248,7 +248,7 @@ class _Findings:
     gpus_shared: bool
     ports: tuple[Suspect, ...]  # hosts with a failing port, or their ranks
     rendezvous: RendezvousErrors
-    looped: tuple[Suspect, ...]  # the only host whose name leads to its loopback address, or its ranks
+    loopback: tuple[Suspect, ...]  # the only host whose name resolves to its loopback address, or its ranks
     counts: Mapping[int, LastCount]
     roots: frozenset[Key]  # ranks that launchers name as the first failure
 
@@ -443,7 +443,7 @@ def _job_facts(job: _Findings, errors: Mapping[Key, LogEvent]) -> LogsJob:
         scattered=job.hardware.scattered,
         none_reached=len(logs.ranks) > 1 and all("unreached" in rendezvous.of_rank.get(key, {}) for key in logs.ranks),
         loopback_by=(Suspect(rendezvous.on_loopback),) if rendezvous.on_loopback is not None else (),
-        loopback_on=job.looped,
+        loopback_on=job.loopback,
         taken_on=(Suspect(None, None, rendezvous.taken_on),) if rendezvous.taken_on else (),
         ports=job.ports,
         gpus=tuple(Suspect(None, None, host) for host in hardware.gpu_hosts),

@@ -60,6 +60,11 @@ class ProgressJob:
     recent_s: float | None = None  # the same in the newest third of the window
     steps_counted: bool = True  # False: nothing shows that `period_s` is the time of a step
 
+    @property
+    def step_s(self) -> float | None:
+        """Time per step of the slowest rank. None: no counter shows it."""
+        return self.period_s if self.steps_counted else None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activity:
@@ -265,22 +270,18 @@ def _counts_steps(looks: Sequence[Look], counter: str | None) -> bool | None:
 
 def _is_around(counter: str | None, look: Look) -> bool:
     loops = _loops(look.path)
-    own = next((at for at in reversed(range(len(loops))) if counter in loops[at][1]), None)
-    return own is not None and all(_has_number(look, depth, names) for depth, names in loops[own + 1 :])
-
-
-def _has_number(look: Look, depth: int, names: Collection[str]) -> bool:
-    return any(one.number is not None and one.name in names for one in look.thread.variables(depth))
+    own = next((at for at in reversed(range(len(loops))) if counter in loops[at]), None)
+    return own is not None and all(not _counters(look).keys().isdisjoint(names) for names in loops[own + 1 :])
 
 
 @per_path
-def _loops(path: CallPath) -> Sequence[tuple[int, Collection[str]]]:
-    """The loops of user code, outermost first: index of the step, names that count."""
-    return [(at, loop.counters) for at in path.own if (place := path.steps[at].place) for loop in place.loops]
+def _loops(path: CallPath) -> Sequence[Collection[str]]:
+    """The names that count in each loop of user code, outermost first."""
+    return [loop.counters for at in path.own if (place := path.steps[at].place) for loop in place.loops]
 
 
 def _steps_counted(ranks: Sequence[ProgressFacts]) -> bool:
-    """False if the counter of the slowest rank counts no steps; if it never waited, if a rank that did counts none."""
+    """Whether the slowest rank's counter counts steps. If that rank never waited, its peers' counters decide."""
     slowest = max((facts for facts in ranks if facts.period_s), key=lambda facts: facts.period_s or 0.0, default=None)
     if slowest is None or slowest.steps_counted is None:
         return all(facts.steps_counted is not False for facts in ranks)

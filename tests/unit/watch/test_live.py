@@ -46,7 +46,7 @@ class Look:
     def facts(self) -> Any:
         stall = SimpleNamespace(stalled=self.stalled, seconds=self.seconds, settled=self.settled, idle=self.idle)
         stall.progressed, stall.internal, stall.parked = self.progressed, self.internal, self.parked
-        progress = SimpleNamespace(window_s=30.0, period_s=self.step_s, steps_counted=True, standing_s=self.standing_s)
+        progress = SimpleNamespace(window_s=30.0, period_s=self.step_s, step_s=self.step_s, standing_s=self.standing_s)
         progress.pause_s = self.pause_s
         progress.wait_share, progress.completed = 0.5, not self.stalled if self.completed is None else self.completed
         exits = SimpleNamespace(fault=False, fault_s=None, well=not self.alive)
