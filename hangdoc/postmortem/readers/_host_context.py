@@ -21,9 +21,7 @@ from hangdoc.postmortem.readers._host_names import (
     is_lettered,
     prompt_of,
 )
-
-# `for h in n1 n2 n3; do echo $h; ...`: lines that are one of these names alone are headings.
-_LOOP = re.compile(rf"\bfor \w{{1,20}} in ((?:{NAME} ){{0,64}}?{NAME}) ?; ?do\b")
+from hangdoc.postmortem.readers._shell_loops import shell_loop
 
 # Kinds of messages about the host on which they were printed, whichever process reports them first.
 OF_HOST = frozenset(
@@ -89,9 +87,9 @@ class HostContext:
         before, looped = ("", ""), frozenset[str]()
         for number, text in enumerate(self.content.decode("utf-8", "replace").split("\n", MAX_LINES)[:MAX_LINES], 1):
             known, host = _stated(text)
-            if loop := _LOOP.search(text[:2000]):
-                looped = frozenset(filter(is_host_name, loop[1].split()))
-            if text.strip() in looped:
+            if loop := shell_loop(text[:2000]):
+                looped = frozenset(filter(is_host_name, loop.words))
+            if text.strip() in looped:  # a host alone is a heading
                 known, host = True, text.strip()
             if (ruled := between_rulers(*before, text)) and is_host_name(ruled):
                 known, host = True, ruled

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from hangdoc.postmortem.readers._cleaning import TextLine
 from hangdoc.postmortem.readers._host_names import NAME, hosts_in_set, is_host_name, prompt_of
+from hangdoc.postmortem.readers._shell_loops import ShellLoop, shell_loop
 
 MAX_LINE = 400  # characters
 MAX_SECTION = 8  # lines below one heading: a value or a few, and no report
@@ -30,11 +31,9 @@ _PSSH = re.compile(
 _OF_RANK = re.compile(r"(?<![A-Za-z])RANK[ =:]|(?<![A-Za-z])rank[ _=:]{0,2}\d|\[rank")
 _RULER = re.compile(r"-{4,}\s*")
 _SET = re.compile(r"([A-Za-z][\w.,\[\]-]{0,300}?)(?: \(\d{1,5}\))?\s*")
-_LOOP = re.compile(r"\bfor (?P<name>\w{1,20}) in (?P<values>[^;\n]{1,1000}?) ?; ?do\b(?P<body>.{1,2000})")
 _LABELS = re.compile(r"\b(?:pdsh|clush|dsh|pssh|parallel-ssh)\b .{0,400}[^:]\s*")  # commands whose output has labels
 _LABEL = re.compile(rf"({NAME}): ")
 _ELSEWHERE = re.compile(r"\b(?:ssh|rsh|kubectl|oc|docker|podman|srun|hostname|salt)\b")
-_BRACES = re.compile(r"([\w.-]{0,100})\{(\d{1,6})\.\.(\d{1,6})\}([\w.-]{0,100})|\$\(seq (?:-w )?(\d{1,6}) (\d{1,6})\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ def _sections(lines: Sequence[TextLine]) -> Iterator[_Section]:
         if len(text) > MAX_LINE and " in " not in text:
             at += 1
             continue
-        if loop := _LOOP.search(text[: 4 * MAX_LINE]):
+        if loop := shell_loop(text[: 4 * MAX_LINE]):
             looped = _names(loop)
             at += 1
             continue
@@ -131,25 +130,11 @@ def _end(lines: Sequence[TextLine], start: int, looped: frozenset[str] | None) -
     return min(len(lines), start + MAX_SECTION + 1)
 
 
-def _names(loop: re.Match[str]) -> frozenset[str]:
-    """The hosts over which a loop runs a command: its values, with what its commands put around them."""
-    if not _ELSEWHERE.search(loop["body"]):
+def _names(loop: ShellLoop) -> frozenset[str]:
+    """The hosts over which a loop runs a command: its words, with what its commands put around them."""
+    if not _ELSEWHERE.search(loop.body):
         return frozenset()
-    values = [one for word in loop["values"].split() for one in _spread(word)]
-    if seq := _BRACES.fullmatch(loop["values"].strip()):
-        values = list(_spread(seq[0]))
-    variable = re.compile(rf"([A-Za-z][\w.-]{{0,60}})?\$(?:\{{{loop['name']}\}}|{loop['name']}\b)([\w-]{{0,60}})")
-    around = {(found[1] or "", found[2]) for found in variable.finditer(loop["body"])}
-    names = {f"{before}{value}{behind}" for before, behind in sorted(around)[:8] for value in values[:MAX_HOSTS]}
+    variable = re.compile(rf"([A-Za-z][\w.-]{{0,60}})?\$(?:\{{{loop.variable}\}}|{loop.variable}\b)([\w-]{{0,60}})")
+    around = {(found[1] or "", found[2]) for found in variable.finditer(loop.body)}
+    names = {f"{before}{word}{behind}" for before, behind in sorted(around)[:8] for word in loop.words[:MAX_HOSTS]}
     return frozenset(name for name in names if re.fullmatch(NAME, name) and re.search("[A-Za-z]", name))
-
-
-def _spread(word: str) -> Iterator[str]:
-    """`n{1..3}` as n1, n2, n3."""
-    found = _BRACES.fullmatch(word)
-    if found is None:
-        yield word
-        return
-    first, last = found[2] or found[5], found[3] or found[6]
-    for number in range(int(first), min(int(last), int(first) + MAX_HOSTS - 1) + 1):
-        yield f"{found[1] or ''}{number:0{len(first)}d}{found[4] or ''}"

@@ -16,6 +16,7 @@ from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._pasted_text import text_lines
+from hangdoc.postmortem.readers._shell_loops import shell_loop
 
 _NAME = r"[A-Za-z0-9][\w.-]{0,80}"
 _ADDRESS = r"\d{1,3}(?:\.\d{1,3}){3}"
@@ -114,8 +115,6 @@ _ASKED = re.compile(r"(torch)\.__version__|query-gpu=(driver)_version|torch\.cud
 _ASKED_PORT = re.compile(r"/sys/class/net/([^/\s]{1,40})/(mtu|speed)\b")  # bare numbers: bytes, Mb/s
 _BARE_VERSION = re.compile(r"\(?(\d{1,3}(?:(?:\.|, )\d{1,4}){1,3}(?:\+[a-z]{2,5}[\d.]{1,8})?)\)?")
 _IBSTAT = re.compile(r"\bibstat(?:us)?(?: (?P<device>[a-z]\w{1,30}))?")
-# `for h in n1 n2 n3; do echo $h; ...`: lines that are one of these names alone
-_LOOP = re.compile(rf"\bfor \w{{1,20}} in ((?:{_NAME} ){{0,64}}?{_NAME}) ?; ?do\b")
 _ALIKE = re.compile(r"\s{0,16}(\d{1,5}) (\d{3,5})\s*")  # `sort | uniq -c` of what all hosts of a loop say
 # `ethtool -S IFACE`: counters of frames that a bad cable, transceiver or port corrupts, as drivers name them.
 _COUNTING = re.compile(r"\bethtool (?:-S|--statistics) ([a-z][\w.-]{1,30})")
@@ -204,8 +203,8 @@ def _read_line(reading: _Reading, text: str) -> None:
         reading.asked, reading.asked_port, reading.looped, reading.merged = "", "", (), False
     if "ethtool" in text and (counting := set(_COUNTING.findall(text))):
         reading.counted = counting.pop() if len(counting) == 1 else ""
-    if "for " in text and (loop := _LOOP.search(text)):
-        reading.looped = tuple(filter(_is_host, loop[1].split()))
+    if loop := shell_loop(text):  # lines that are one of its hosts alone
+        reading.looped = tuple(filter(_is_host, loop.words))
     if "ping " in text and _PINGS.search(text):
         reading.pinged = list(_pinged(text, reading.looped))
     elif command:
