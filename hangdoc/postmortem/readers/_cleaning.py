@@ -10,14 +10,13 @@ import codecs
 import html
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, islice, pairwise
+from itertools import groupby, pairwise
 
 from hangdoc.postmortem.readers._input_file import rank_in_name
 
 MAX_LINE = 16 * 2**10  # characters; a longer line is left as it is
-MAX_MESSAGES = 64  # in one line
 LEAST_LABELLED = 4  # lines, for a name in front of every one to be a label
 QUOTED_LINES = 3  # in a row with a bar in front: fewer may be the rest of a table
 
@@ -53,29 +52,13 @@ _NEXT_COMMAND = re.compile(  # behind it: `$ ssh n1 ps`, `[me@n1 run]$ py-spy du
 )
 _TORCHRUN = re.compile(r"(?:^|/)attempt_\d{1,4}/(\d{1,6})/std(?:out|err)\.log")
 
-_DATE = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
-_GITLAB = re.compile(rf"({_DATE}) \d\d[OE][ +]?")  # a runner with FF_TIMESTAMPS
-_ACTION = re.compile(rf"[^\t\n]{{1,200}}\t[^\t\n]{{1,200}}\t\ufeff?({_DATE} )")  # gh run view --log
+DATE = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+_GITLAB = re.compile(rf"({DATE}) \d\d[OE][ +]?")  # a runner with FF_TIMESTAMPS
+_ACTION = re.compile(rf"[^\t\n]{{1,200}}\t[^\t\n]{{1,200}}\t\ufeff?({DATE} )")  # gh run view --log
 _COMMAND = re.compile(
     r"##\[(?:error|warning|debug|group|endgroup|command|section)\]|::(?:error|warning|debug)[^:\n]{0,200}::"
 )
-_JENKINS = re.compile(rf"(\[{_DATE}\]|\[?\d\d:\d\d:\d\d\]?) ( ?)")
-
-_PROGRESS = re.compile(
-    r"(?:[^\n|]{0,200}?\d{1,3}%\|[^|\n]{0,400}\||[^\n|\[]{0,100}?\d{1,9}it) ?[^\[\n]{0,60}\[[^\]\n]{1,120}\]"
-)
-_AGAIN = re.compile(
-    r"\[(?:rank|default)?\d{1,6}\]:\s?(?=\[?[EWIFC]\d{4} |\[[EWI] |Traceback |\[rank)"  # torchrun, torch
-    r"|\[rank\d{1,6}\]:\s?(?=[A-Z\[ ])"
-    r"|\[?[EWIF]\d{4} \d\d:\d\d:\d\d\.\d{3,9} (?=[\w/.-]{1,200}[ :])"  # glog
-    rf"|\[?{_DATE}\]?[ ,](?=\S)"
-)
-_STATED = re.compile(  # what may stand in front of a message without being one: prefixes of its line
-    r"(?:\[[^\]\n]{0,200}\][:,]?|\([^)\n]{0,120}\)|<[^>\n]{0,40}>:?|[\w./@-]{1,120}[:|]|\d[\d:.,TZ+-]*"
-    r"|[\w.-]{1,80}\s+\||"
-    r"(?:stdout|stderr)(?: [FP])?|DEBUG|INFO|WARNING|WARN|ERROR|[A-Z][a-z]{2} \d{1,2}|[EWIF]\d{4}|[\w./-]{1,60}"
-    r"|[|>*\[(-])\s*"
-)
+_JENKINS = re.compile(rf"(\[{DATE}\]|\[?\d\d:\d\d:\d\d\]?) ( ?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +185,31 @@ def _without_ci(text: str) -> str:
     return text
 
 
+# What a tool that collects output puts in front of every line: a time, the name of a pod, or that of a file.
+_COLLECTED = (
+    re.compile(rf"\[?{DATE}\]?(?: |$)"),
+    re.compile(r"(?P<name>[a-z0-9][\w.-]{0,80}) {1,20}\|(?: |$)"),
+    re.compile(rf"(?P<name>{_FILE}):"),
+)
+# What no program writes behind a time or a name: nothing, an indented line, a command that was typed.
+_UNLOGGED = re.compile(r"\s*$|  |\t|[$#%] [a-z]|[\w.@~:/\[\]-]{1,60} ?[$#%] [a-z]")
+
+
+def _without_collector(lines: list[TextLine]) -> list[TextLine]:
+    """Without what a tool put in front of every line: not only of a log, but of tables, stacks and commands as well."""
+    written = [line.text for line in lines if line.text.strip()]
+    if len(written) < LEAST_LABELLED:
+        return lines
+    for pattern in _COLLECTED:
+        found = [match for text in written if len(text) <= MAX_LINE and (match := pattern.match(text))]
+        names = {match["name"] for match in found} if "name" in pattern.groupindex else {""}
+        if len(found) < len(written) or len(names) > 1 or _file_prefix(*names):
+            continue
+        if any(_UNLOGGED.match(match.string, match.end()) for match in found):
+            return [replace(line, text=pattern.sub("", line.text, count=1)) for line in lines]
+    return lines
+
+
 # The head of a column of numbers, or the command that prints one: such rows may be numbered in a row.
 _COLUMN = re.compile(
     r"\b(?:[LST]?PID|TID|LWP|JOBID)\b|^\W{0,8}(?:[Rr]ank|RANK|[Gg]pu|GPU|[Ii]ndex|[Ii]dx)\b(?!\W{0,3}\d)"
@@ -311,40 +319,6 @@ def _prefixed(prefix: str, text: str) -> str:
     return text if not prefix or re.match(r"(?:\[default\d+\]:)?\[rank\d", text) else prefix + text
 
 
-def _apart(lines: list[TextLine]) -> list[TextLine]:
-    """With messages that were written into one line on lines of their own."""
-    return [
-        replace(line, text=text) if text is not line.text else line for line in lines for text in _messages(line.text)
-    ]
-
-
-def _messages(text: str) -> Iterable[str]:
-    if not 24 <= len(text) <= MAX_LINE:
-        return (text,)
-    if "%|" in text and (bar := _PROGRESS.match(text)) and len(text) - bar.end() >= 8:
-        return (text[: bar.end()], *_messages(text[bar.end() :].lstrip()))
-    cuts: list[int] = []
-    for match in islice(_AGAIN.finditer(text, 12), MAX_MESSAGES):
-        begin = cuts[-1] if cuts else 0
-        if match.start() - begin >= 12 and not only_prefixes(text, begin, match.start()):
-            cuts.append(match.start())
-    if not cuts:
-        return (text,)
-    return [text[a:b].rstrip() for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-
-
-def only_prefixes(text: str, begin: int, end: int, most_words: int = 2) -> bool:
-    """True if nothing but prefixes lies between: then the line is one message. A message has several words."""
-    at, words = begin, 0
-    while at < end:
-        match = _STATED.match(text, at, end)
-        if match is None or match.end() == at or words > 10:
-            return False
-        words += bool(re.fullmatch(r"[a-zA-Z][a-z]+\s*", match[0]))
-        at = match.end()
-    return words <= most_words
-
-
 def _dedented(lines: list[TextLine]) -> list[TextLine]:
     """Without an indentation that all lines share."""
     least = min((len(line.text) - len(line.text.lstrip(" ")) for line in lines if line.text.strip()), default=0)
@@ -358,11 +332,11 @@ _STEPS: tuple[Callable[[list[TextLine]], list[TextLine]], ...] = (
     _dedented,
     _without_quotes,
     _without_bars,
+    _without_collector,
     _dedented,
     _each(_unmarked),
     _without_numbers,
     _without_files,
     _each(_without_ci),
     _without_label,
-    _apart,
 )

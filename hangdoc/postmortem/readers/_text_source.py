@@ -13,6 +13,7 @@ from typing import IO, Any
 from hangdoc.postmortem.readers import ReadContext
 from hangdoc.postmortem.readers._cleaning import TextLine, clean_lines, decode
 from hangdoc.postmortem.readers._cut_names import with_whole_names
+from hangdoc.postmortem.readers._glued_lines import with_glued_lines_apart
 from hangdoc.postmortem.readers._headless import with_headings
 from hangdoc.postmortem.readers._host_output import with_hosts
 from hangdoc.postmortem.readers._input_file import HEAD_BYTES, Source
@@ -104,13 +105,14 @@ def _is_clean(sample: bytes) -> bool:
     text = decode(sample)
     lines = text.split("\n")[:-1]
     return text.encode("utf-8", "replace")[:64] == sample[:64] and [
-        line.text for line in clean_lines("\n".join(lines))
+        line.text for line in with_glued_lines_apart(clean_lines("\n".join(lines)))
     ] == [line.removesuffix("\r") for line in lines]
 
 
 def cleaned(text: str) -> list[TextLine]:
     """The lines of a text as readers expect them."""
-    return with_headings(with_hosts(with_ranks(with_worker_ranks(with_whole_names(unwrapped(clean_lines(text)))))))
+    lines = unwrapped(with_glued_lines_apart(clean_lines(text)))
+    return with_headings(with_hosts(with_ranks(with_worker_ranks(with_whole_names(lines)))))
 
 
 def is_text(head: bytes) -> bool:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 
-from hangdoc.postmortem.readers._cleaning import MAX_LINE, TextLine, only_prefixes
+from hangdoc.postmortem.readers._cleaning import MAX_LINE, TextLine
+from hangdoc.postmortem.readers._glued_lines import only_prefixes
 from hangdoc.postmortem.readers._logs.catalogue import anchors, patterns_by_anchor
 
 MAX_TEXT = 256 * 2**10  # characters of a text in which wrapped lines are joined
