@@ -77,7 +77,9 @@ def _by_beginnings(lines: Sequence[TextLine]) -> Sequence[TextLine]:
     """
     if sum(len(line.text) for line in lines) > MAX_TEXT:
         return lines
-    seen = Counter(form for line in lines if (form := _beginning(line.text)))
+    longest = max((len(line.text) for line in lines), default=0)
+    whole = [b for a, b in pairwise([TextLine(0, ""), *lines]) if len(a.text) < longest]  # others may be ends of lines
+    seen = Counter(form for line in whole if (form := beginning(line.text)))
     forms = [form for form, count in seen.most_common(MAX_BEGINNINGS) if count > 1]
     patterns = [_BEGINS, *([re.compile("|".join(f"(?:{form})" for form in forms))] if forms else [])]
     rows = Counter(line.text.count(line.text[0]) for line in lines if line.text.startswith(_BARS))
@@ -88,8 +90,8 @@ def _by_beginnings(lines: Sequence[TextLine]) -> Sequence[TextLine]:
     ]
 
 
-def _beginning(text: str) -> str | None:
-    """A pattern for the first words of lines that begin alike, whatever their numbers. None: it says too little."""
+def beginning(text: str) -> str | None:
+    """A pattern for the first words of lines that begin alike, whatever their numbers. None: they say too little."""
     begin = len(text) - len(text.lstrip(" "))
     head = _BRACKETED.match(text, begin) or _WORDS.match(text, begin)
     if head is None or len(head[0]) < 4 or not re.search(r"[A-Za-z]{2}|[A-Za-z][-\d]|^\[\d", head[0]):

@@ -21,7 +21,7 @@ from hangdoc.postmortem.readers._logs.scan import BLOCKS, CHUNK, Anchors, Anchor
 from hangdoc.postmortem.readers._placement.addresses import AddressBook, address_book
 from hangdoc.postmortem.readers._placement.placement import Placement, outer_lines, placement_of
 from hangdoc.postmortem.readers._rank_output import with_ranks
-from hangdoc.postmortem.readers._unwrapping import unwrapped
+from hangdoc.postmortem.readers._unwrapping import unwrapped, with_cut_lines_joined
 from hangdoc.postmortem.readers._worker_labels import with_worker_ranks
 
 MAX_CLEANED = 4 * 2**20  # bytes; longer texts are programs' output, which nobody pasted
@@ -105,13 +105,13 @@ def _is_clean(sample: bytes) -> bool:
     text = decode(sample)
     lines = text.split("\n")[:-1]
     return text.encode("utf-8", "replace")[:64] == sample[:64] and [
-        line.text for line in with_glued_lines_apart(clean_lines("\n".join(lines)))
+        line.text for line in with_glued_lines_apart(with_cut_lines_joined(clean_lines("\n".join(lines))))
     ] == [line.removesuffix("\r") for line in lines]
 
 
 def cleaned(text: str) -> list[TextLine]:
     """The lines of a text as readers expect them."""
-    lines = unwrapped(with_glued_lines_apart(clean_lines(text)))
+    lines = unwrapped(with_glued_lines_apart(with_cut_lines_joined(clean_lines(text))))
     return with_headings(with_hosts(with_ranks(with_worker_ranks(with_whole_names(lines)))))
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import groupby, pairwise
 
 from hangdoc.postmortem.readers._cleaning import MAX_LINE, TextLine
-from hangdoc.postmortem.readers._glued_lines import only_prefixes
+from hangdoc.postmortem.readers._glued_lines import beginning, only_prefixes
 from hangdoc.postmortem.readers._logs.catalogue import anchors, patterns_by_anchor
 
 MAX_TEXT = 256 * 2**10  # characters of a text in which wrapped lines are joined
@@ -21,6 +21,13 @@ MAX_JOINED = 12  # lines in one
 SHORTEST_CUT = 40  # characters of a line that was cut by a chat
 NARROWEST, WIDEST = 28, 300  # characters of a line that may have been wrapped
 NARROWEST_TERMINAL, _MOSTLY = 60, 0.4  # columns; share of full lines in a block that was wrapped for certain
+_TERMINALS = (80, 100, 120, 132, 160)  # columns
+_CHATS = (72, 76, 78, 80, 100, 120)
+LEAST_CUTS, LEAST_WORD_CUTS = 2, 3  # for a width to be certain
+LONGEST_WORD = 12  # that is common
+_RULER = re.compile(r"\W{4}|#")
+_INSIDE = re.compile(r"[A-Za-z]{2}|\d\d| \w")  # a word that was cut in two, or a blank that filled a line
+_HYPHEN = re.compile(r"[A-Za-z]-$")  # behind which programs cut, too
 _WIDTHS = (72, 76, 78, 79, 80, 100, 120, 132)  # at which programs wrap
 
 _SHOWS = re.compile(
@@ -48,7 +55,7 @@ _FRESH = re.compile(  # a line that continues no other
     r"|\([\w.]{1,60} pid=\d|[A-Z][a-z]{2} \d{1,2} \d\d:|\[\s*\d+\.\d{6}\]|\[pod/|\w[\w.-]*:\d+:\d+ \["
     r"|(?:srun|slurmstepd|mpirun|mpiexec): )"
 )
-_FRAME_PART = re.compile(r"\s{4,}\S")
+_TYPED = re.compile(r"[\w.@~:/\[\]-]{0,60} ?[$#] [a-z]")  # a prompt and a command
 
 _MESSAGE, _PREFIXED = 3.0, 0.5  # scores
 
@@ -65,6 +72,63 @@ def unwrapped(lines: Sequence[TextLine]) -> list[TextLine]:
         block = list(group)
         found += block if blank or len(block) < 2 or len(block) > 2000 else _best(block, score)
     return found
+
+
+def with_cut_lines_joined(lines: Sequence[TextLine]) -> list[TextLine]:
+    """The lines, with those joined that were cut at one width, if it is certain that all longer ones were."""
+    if sum(len(line.text) for line in lines) > MAX_TEXT:
+        return list(lines)
+    join = _cut_by_terminal(lines) or _cut_by_chat(lines)
+    if join is None:
+        return list(lines)
+    found: list[TextLine] = []
+    for blank, group in groupby(lines, lambda line: not line.text.strip()):
+        block = list(group)
+        found += block if blank else _joined(block, join)
+    return found
+
+
+Between = Callable[[str, str], str | None]  # what was between two lines; None: they are two
+
+
+def _cut_by_terminal(lines: Sequence[TextLine]) -> Between | None:
+    """Most cuts are inside of a word, and shorter ends follow; rows of a table are followed by rows as long."""
+    width = max((len(line.text) for line in lines), default=0)
+    if width not in _TERMINALS:
+        return None
+    join = _unless_begun(lines, _at_width(width))
+    cuts = [(a.text, b.text) for a, b in pairwise(lines) if len(a.text) == width and b.text.strip()]
+    ends = [b for _, b in cuts if len(b) < width]
+    around = [f"{a[-1]}{b[0]}" for a, b in cuts if join(a, b) is not None]
+    inside = [one for one in around if re.fullmatch(r"[ \w]\w", one)]
+    near = sum(width - LONGEST_WORD <= len(line.text) < width for line in lines)
+    certain = len(cuts) >= max(LEAST_CUTS, near) and 2 * len(ends) >= len(cuts) and 4 * len(inside) >= len(cuts)
+    return join if certain and any(map(_INSIDE.fullmatch, inside)) else None
+
+
+def _cut_by_chat(lines: Sequence[TextLine]) -> Between | None:
+    """No line is longer but for words that could not be cut, and the next word of those that end early did not fit."""
+    longest = max((len(line.text) for line in lines if " " in line.text.strip()), default=0)
+    width = next((one for one in _CHATS if one - LONGEST_WORD < longest <= one), None)
+    if width is None:
+        return None
+    join = _unless_begun(lines, _at_word(width, width // 2))
+    cuts = [b.text for a, b in pairwise(lines) if b.text.strip() and join(a.text, b.text) is not None]
+    ends = [b for b in cuts if len(b) < width - LONGEST_WORD]
+    return join if len(cuts) >= LEAST_WORD_CUTS and 2 * len(ends) >= len(cuts) else None
+
+
+def _unless_begun(lines: Sequence[TextLine], join: Between) -> Between:
+    """Without joining lines that are indented, or begin as those do that continue no other."""
+    whole = [b.text for a, b in pairwise([TextLine(0, ""), *lines]) if join(a.text, b.text) is None]
+    begun = {form for text in whole if (form := beginning(text))}
+
+    def between(a: str, b: str) -> str | None:
+        form = beginning(b)
+        apart = b.startswith(("  ", "\t")) or _RULER.match(b) or (form and (form in begun or form == beginning(a)))
+        return None if apart or _RULER.match(a) else join(a, b)
+
+    return between
 
 
 def _best(block: list[TextLine], score: Score) -> list[TextLine]:
@@ -95,24 +159,31 @@ def _best(block: list[TextLine], score: Score) -> list[TextLine]:
 
 
 def _hard(block: list[TextLine], width: int) -> list[TextLine]:
-    """Joined where a line fills the width; one less is a line whose last blank was lost."""
-    glues = {width: "", width - 1: " "}
-    return _joined(block, lambda a, b: glues.get(len(a)) if not _FRESH.match(b) else None)
+    """Joined where a line fills the width."""
+    return _joined(block, _at_width(width))
+
+
+def _at_width(width: int) -> Between:
+    glues = {width: "", width - 1: " "}  # one less is a line whose last blank was lost
+    return lambda a, b: None if _FRESH.match(b) or _TYPED.match(b) else glues.get(len(a))
 
 
 def _soft(block: list[TextLine], width: int) -> list[TextLine]:
     """Joined where the next word would not have fitted."""
+    return _joined(block, _at_word(width))
 
+
+def _at_word(width: int, least: int = NARROWEST) -> Between:
     def between(a: str, b: str) -> str | None:
         word = b.split(None, 1)[0] if b.strip() else ""
-        full = len(a) + 1 + len(word) > width and len(a) >= NARROWEST
-        return " " if full and not _FRESH.match(b) else None
+        if len(a) + 1 + len(word) <= width or len(a) < least or _FRESH.match(b) or _TYPED.match(b):
+            return None
+        return "" if _HYPHEN.search(a) else " "
 
-    return _joined(block, between)
+    return between
 
 
-def _joined(block: list[TextLine], between: Callable[[str, str], str | None]) -> list[TextLine]:
-    """`between`: what was between two lines; None: they are two."""
+def _joined(block: list[TextLine], between: Between) -> list[TextLine]:
     found = [block[0]]
     count = 1
     for last, line in pairwise(block):
