@@ -53,6 +53,7 @@ GROUPS = (
     "twentyeighth",
     "twentyninth",
     "thirtieth",
+    "thirtyfirst",
 )
 CLASSES = (
     "collective_wait",

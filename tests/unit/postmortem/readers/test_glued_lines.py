@@ -28,7 +28,7 @@ def apart(text: str) -> str:
         "| 0 | 0.1 |~| 1 | 0.2 |\n| 2 | 0.1 |",
         f"{THREAD}~{FRAME}~    step (t.py:60)~{THREAD}",
         '  File "t.py", line 8, in main~    run(cfg)',
-        "[default2]:  File x, line 3 in g\n[default2]:  File x, line 4 in f~[default2]:Current thread 0x1 (most recent call first)",
+        "[default2]:  File x, line 3 in g\n[default2]:  File x, line 4 in f~[default2]:Current thread 0x1",
         "4 of them~[me@n2 run]$ ps -ef",
         "(gdb) bt\n(gdb) p m~(gdb) info threads",
     ],
