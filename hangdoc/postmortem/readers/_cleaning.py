@@ -187,7 +187,7 @@ def _without_ci(text: str) -> str:
 
 # What a tool that collects output puts in front of every line: a time, the name of a pod, or that of a file.
 _COLLECTED = (
-    re.compile(rf"\[?{DATE}\]?(?: |$)"),
+    re.compile(rf"\[?{DATE}\]?(?: \d\d[OE][ +]?| |$)"),  # with the stream of a GitLab runner
     re.compile(r"(?P<name>[a-z0-9][\w.-]{0,80}) {1,20}\|(?: |$)"),
     re.compile(rf"(?P<name>{_FILE}):"),
 )

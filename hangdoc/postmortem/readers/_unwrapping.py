@@ -22,9 +22,9 @@ SHORTEST_CUT = 40  # characters of a line that was cut by a chat
 NARROWEST, WIDEST = 28, 300  # characters of a line that may have been wrapped
 NARROWEST_TERMINAL, _MOSTLY = 60, 0.4  # columns; share of full lines in a block that was wrapped for certain
 _TERMINALS = (80, 100, 120, 132, 160)  # columns
-_CHATS = (72, 76, 78, 80, 100, 120)
+_CHATS = (100, 120)  # columns; a narrower text may have been broken anywhere
 LEAST_CUTS, LEAST_WORD_CUTS = 2, 3  # for a width to be certain
-LONGEST_WORD = 12  # that is common
+LONGEST_WORD, NEAR_WIDTH = 12, 10  # characters of a common word; left of the width by the longest line
 _RULER = re.compile(r"\W{4}|#")
 _INSIDE = re.compile(r"[A-Za-z]{2}|\d\d| \w")  # a word that was cut in two, or a blank that filled a line
 _HYPHEN = re.compile(r"[A-Za-z]-$")  # behind which programs cut, too
@@ -109,7 +109,7 @@ def _cut_by_terminal(lines: Sequence[TextLine]) -> Between | None:
 def _cut_by_chat(lines: Sequence[TextLine]) -> Between | None:
     """No line is longer but for words that could not be cut, and the next word of those that end early did not fit."""
     longest = max((len(line.text) for line in lines if " " in line.text.strip()), default=0)
-    width = next((one for one in _CHATS if one - LONGEST_WORD < longest <= one), None)
+    width = next((one for one in _CHATS if one - NEAR_WIDTH < longest <= one), None)
     if width is None:
         return None
     join = _unless_begun(lines, _at_word(width, width // 2))
