@@ -104,15 +104,19 @@ def _is_clean(sample: bytes) -> bool:
     """True if cleaning changes nothing in the first lines."""
     text = decode(sample)
     lines = text.split("\n")[:-1]
-    return text.encode("utf-8", "replace")[:64] == sample[:64] and [
-        line.text for line in with_glued_lines_apart(with_cut_lines_joined(clean_lines("\n".join(lines))))
-    ] == [line.removesuffix("\r") for line in lines]
+    return text.encode("utf-8", "replace")[:64] == sample[:64] and [line.text for line in _lines("\n".join(lines))] == [
+        line.removesuffix("\r") for line in lines
+    ]
 
 
 def cleaned(text: str) -> list[TextLine]:
     """The lines of a text as readers expect them."""
-    lines = unwrapped(with_glued_lines_apart(with_cut_lines_joined(clean_lines(text))))
-    return with_headings(with_hosts(with_ranks(with_worker_ranks(with_whole_names(lines)))))
+    return with_headings(with_hosts(with_ranks(with_worker_ranks(with_whole_names(unwrapped(_lines(text)))))))
+
+
+def _lines(text: str) -> list[TextLine]:
+    """The lines of a text as they were written, as far as their form alone shows it."""
+    return with_glued_lines_apart(with_cut_lines_joined(clean_lines(text)))
 
 
 def is_text(head: bytes) -> bool:

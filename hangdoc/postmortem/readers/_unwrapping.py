@@ -13,10 +13,9 @@ from dataclasses import replace
 from itertools import groupby, pairwise
 
 from hangdoc.postmortem.readers._cleaning import MAX_LINE, TextLine
-from hangdoc.postmortem.readers._glued_lines import beginning, only_prefixes
+from hangdoc.postmortem.readers._glued_lines import MAX_TEXT, beginning, only_prefixes
 from hangdoc.postmortem.readers._logs.catalogue import anchors, patterns_by_anchor
 
-MAX_TEXT = 256 * 2**10  # characters of a text in which wrapped lines are joined
 MAX_JOINED = 12  # lines in one
 SHORTEST_CUT = 40  # characters of a line that was cut by a chat
 NARROWEST, WIDEST = 28, 300  # characters of a line that may have been wrapped
@@ -25,9 +24,6 @@ _TERMINALS = (80, 100, 120, 132, 160)  # columns
 _CHATS = (100, 120)  # columns; a narrower text may have been broken anywhere
 LEAST_CUTS, LEAST_WORD_CUTS = 2, 3  # for a width to be certain
 LONGEST_WORD, NEAR_WIDTH = 12, 10  # characters of a common word; left of the width by the longest line
-_RULER = re.compile(r"\W{4}|#")
-_INSIDE = re.compile(r"[A-Za-z]{2}|\d\d| \w")  # a word that was cut in two, or a blank that filled a line
-_HYPHEN = re.compile(r"[A-Za-z]-$")  # behind which programs cut, too
 _WIDTHS = (72, 76, 78, 79, 80, 100, 120, 132)  # at which programs wrap
 
 _SHOWS = re.compile(
@@ -55,6 +51,9 @@ _FRESH = re.compile(  # a line that continues no other
     r"|\([\w.]{1,60} pid=\d|[A-Z][a-z]{2} \d{1,2} \d\d:|\[\s*\d+\.\d{6}\]|\[pod/|\w[\w.-]*:\d+:\d+ \["
     r"|(?:srun|slurmstepd|mpirun|mpiexec): )"
 )
+_RULER = re.compile(r"\W{4}|#")
+_INSIDE = re.compile(r"[A-Za-z]{2}|\d\d| \w")  # a word that was cut in two, or a blank that filled a line
+_HYPHEN = re.compile(r"[A-Za-z]-$")  # behind which programs cut, too
 _TYPED = re.compile(r"[\w.@~:/\[\]-]{0,60} ?[$#] [a-z]")  # a prompt and a command
 
 _MESSAGE, _PREFIXED = 3.0, 0.5  # scores
@@ -144,9 +143,9 @@ def _best(block: list[TextLine], score: Score) -> list[TextLine]:
 
     ways = [block]
     if longest <= WIDEST:
-        ways.append(_hard(block, longest))
+        ways.append(_joined(block, _at_width(longest)))
         widths = (longest, *(one for one in _WIDTHS if longest < one <= longest + 14))
-        ways += [_soft(block, width) for width in widths]
+        ways += [_joined(block, _at_word(width)) for width in widths]
     best = max(ways, key=total)
     full = sum(len(line.text) == longest for line in block)
     if best is block and longest >= NARROWEST_TERMINAL and (full >= _MOSTLY * len(block) or longest in _WIDTHS):
@@ -158,22 +157,15 @@ def _best(block: list[TextLine], score: Score) -> list[TextLine]:
     return max(ways, key=lambda way: total(way, certain=True))
 
 
-def _hard(block: list[TextLine], width: int) -> list[TextLine]:
-    """Joined where a line fills the width."""
-    return _joined(block, _at_width(width))
-
-
 def _at_width(width: int) -> Between:
+    """Joins where a line fills the width."""
     glues = {width: "", width - 1: " "}  # one less is a line whose last blank was lost
     return lambda a, b: None if _FRESH.match(b) or _TYPED.match(b) else glues.get(len(a))
 
 
-def _soft(block: list[TextLine], width: int) -> list[TextLine]:
-    """Joined where the next word would not have fitted."""
-    return _joined(block, _at_word(width))
-
-
 def _at_word(width: int, least: int = NARROWEST) -> Between:
+    """Joins where the next word would not have fitted; shorter lines than `least` were not cut."""
+
     def between(a: str, b: str) -> str | None:
         word = b.split(None, 1)[0] if b.strip() else ""
         if len(a) + 1 + len(word) <= width or len(a) < least or _FRESH.match(b) or _TYPED.match(b):
