@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import merge
@@ -20,17 +20,26 @@ from hangdoc.evidence.snapshot import of_job
 from hangdoc.postmortem.assemble import snapshots
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Reader, Source, load_readers
 from hangdoc.postmortem.readers._input_file import HEAD_BYTES, find_sources
-from hangdoc.postmortem.readers._text_source import TextSource, is_text, marked_parts, placement_in, text_source
+from hangdoc.postmortem.readers._text_source import (
+    MAX_CLEANED,
+    OPEN_ENDS,
+    TextSource,
+    is_text,
+    marked_parts,
+    placement_in,
+    text_source,
+)
 from hangdoc.postmortem.readers._torchrun import assign_nodes
 from hangdoc.postmortem.readers.pasted_source import EXCERPTS
 from hangdoc.postmortem.readers.recording import join_segments
 from hangdoc.postmortem.readers.script import SCRIPTS
 from hangdoc.postmortem.script_source import with_source
-from hangdoc.verdict import Verdict
+from hangdoc.verdict import CONFIDENCES, Finding, Verdict
 
 Warn = Callable[[str], None]
 MAX_WARNINGS = 20  # the rest is counted
 INTERNAL_ERROR = "internal error, please report it,"
+CUT = "the text does not end in a line feed, so that its last line may be cut, and this rests on that line"
 
 
 class _Problems(list[str]):
@@ -113,23 +122,62 @@ def report(
     evidence = _read_evidence(files, readers, context, identified)
     first = list(islice(evidence, 1))  # a reader that works ahead is at it while the playbooks are loaded
     judge = judge() if callable(judge) else judge or load_judge(playbooks, warn)
-    shots = snapshots(chain(first, evidence), problems.append)
-    shots = with_source(
-        shots, context.shared.get(SCRIPTS, ()), _evidence_time(files), problems.append, context.shared.get(EXCERPTS, ())
-    )
+    jobs: Sequence[JobReport] | None = _judged(chain(first, evidence), files, context, judge)
     for problem in problems[:MAX_WARNINGS]:
         warn(problem)
     if len(problems) > MAX_WARNINGS:
         warn(f"and {len(problems) - MAX_WARNINGS} more that could not be read")
-    names_of_jobs = dict.fromkeys(rank.target.job for shot in shots for rank in shot.ranks)
-    if not names_of_jobs and not any(shot.records for shot in shots):
+    if jobs is None:
         raise Unrecognised(_unrecognised_text([names.get(path, str(path)) for path in paths], readers))
+    if context.shared.get(OPEN_ENDS) and sum(source.size for source in files) <= MAX_CLEANED:
+        quiet = ReadContext(lambda text: None, files=len(files), whole_lines=True)
+        evidence = _read_evidence(files, readers, quiet, [])
+        jobs = _doubted(jobs, lambda: _judged(evidence, files, quiet, judge) or ())
+    return Report(tuple(jobs), tuple(identified), tuple(problems))
+
+
+def _judged(
+    evidence: Iterable[EvidenceItem], files: Sequence[Source], context: ReadContext, judge: Judge
+) -> list[JobReport] | None:
+    """The verdict of every job; None: no evidence of one."""
+    shots = snapshots(evidence, context.warn)
+    shots = with_source(
+        shots, context.shared.get(SCRIPTS, ()), _evidence_time(files), context.warn, context.shared.get(EXCERPTS, ())
+    )
+    names = dict.fromkeys(rank.target.job for shot in shots for rank in shot.ranks)
+    if not names and not any(shot.records for shot in shots):
+        return None
     jobs = []
-    for name in names_of_jobs or {"none": None}:
+    for name in names or {"none": None}:
         facts = judge.facts(_history_of(shots, name))
         facts = judge.before_deaths(facts) or facts
         jobs.append(JobReport(judge.verdict(facts), facts))
-    return Report(tuple(jobs), tuple(identified), tuple(problems))
+    return jobs
+
+
+def _doubted(jobs: Sequence[JobReport], whole: Callable[[], Sequence[JobReport]]) -> Sequence[JobReport]:
+    """The jobs, with no more confidence in a finding than there is without last lines that may be cut.
+
+    `whole`: judges the same texts without such lines.
+    """
+    if all(finding.confidence == "low" for job in jobs for finding in job.verdict.findings):
+        return jobs
+    held = {_accusation(finding): finding.confidence for job in whole() for finding in job.verdict.findings}
+
+    def doubted(finding: Finding) -> Finding:
+        confidence = min(finding.confidence, held.get(_accusation(finding), "low"), key=CONFIDENCES.index)
+        if confidence == finding.confidence:
+            return finding
+        return replace(finding, confidence=confidence, reasons=(*finding.reasons, CUT))
+
+    return [
+        replace(job, verdict=replace(job.verdict, findings=tuple(map(doubted, job.verdict.findings)))) for job in jobs
+    ]
+
+
+def _accusation(finding: Finding) -> tuple[str, frozenset[tuple[int | None, str | None]]]:
+    """The playbook of a finding, and whom it names."""
+    return finding.playbook, frozenset((culprit.rank, culprit.host) for culprit in finding.culprits)
 
 
 def _history_of(shots: Sequence[Snapshot], job: str) -> list[Snapshot]:

@@ -47,6 +47,7 @@ _CELL = re.compile(
     r"(?P<op>\w{1,60})\((?P<ends>[^()]{0,200}?)input_sizes=(?P<sizes>[\[\]\d, ]{1,400}|None)(?P<rest>[^()]{0,800})"
     r"state=(?P<state>\w{1,40})\)"
 )
+_CELL_BEGINNING = re.compile(r"\w{1,60}\([^()]{0,800}$")
 _CELL_SEQUENCE = re.compile(r"collective_seq_id \| p2p_seq_id=(\d{1,18})")
 _ENDS = re.compile(r"\bs=(\d{1,7}) d=(\d{1,7})\b")  # of a send or receive: global ranks
 _UNORDERED = frozenset({"send", "recv", "coalesced", "_broadcast_oop", "_reduce_oop"})  # not the same on every rank
@@ -201,11 +202,12 @@ class _Table:
         ends = [*self.starts[1:], len(text)]
         shown = {rank: text[start:end].strip() for rank, start, end in zip(self.ranks, self.starts, ends, strict=False)}
         cells = {rank: found for rank, cell in shown.items() if (found := _CELL.fullmatch(cell))}
-        self.cut = self.cut or (bool(cells) and len(cells) < sum(map(bool, shown.values())))
+        is_row = bool(cells) or any(map(_CELL_BEGINNING.match, shown.values()))
+        self.cut = self.cut or (is_row and len(cells) < sum(map(bool, shown.values())))
         for rank, found in cells.items():
             if len(self.calls.setdefault(rank, [])) < MAX_ROWS:
                 self.calls[rank].append(found)
-        return bool(cells)
+        return is_row
 
     def shown(self) -> Iterator[_Report | _Table]:
         if self.transfers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hangdoc.postmortem.report import CUT
 from tests.support.judge import reported
 
 RAISED = """[rank1]: Traceback (most recent call last):
@@ -22,3 +23,29 @@ def test_a_native_stack_of_a_rank_that_has_ended(tmp_path: Path) -> None:
     (tmp_path / "stacks.txt").write_text(NATIVE)
     (verdict,) = reported(tmp_path).verdicts
     assert [rank.rank for rank in verdict.job.ranks] == [1]
+
+
+def test_a_last_line_that_may_be_cut_gives_low_confidence_in_what_rests_on_it(tmp_path: Path) -> None:
+    text = "[rank0]:[E1129 06:22:10.512 ProcessGroupGloo.cpp:144] Rank 0 timed out\n" + RAISED
+    found = {}
+    for name, ending in (("whole", "\n"), ("open", "")):
+        (tmp_path / name).write_text(text.rstrip("\n") + ending)
+        (verdict,) = reported(tmp_path / name).verdicts
+        found[name] = verdict.findings[0]
+    whole, open_ended = found["whole"], found["open"]
+    assert (whole.playbook, whole.confidence) == ("rank-raised", "medium")
+    assert (open_ended.playbook, open_ended.confidence) == ("rank-raised", "low")
+    assert CUT in open_ended.reasons
+    assert CUT not in whole.reasons
+
+
+def test_a_last_line_that_may_be_cut_changes_nothing_that_does_not_rest_on_it(tmp_path: Path) -> None:
+    text = f"{RAISED}[rank1]: see the log of ra"
+    (tmp_path / "open").write_text(text)
+    (verdict,) = reported(tmp_path / "open").verdicts
+    (tmp_path / "whole").write_text(f"{text}nk 1\n")
+    (whole,) = reported(tmp_path / "whole").verdicts
+    assert (verdict.findings[0].confidence, verdict.findings[0].reasons) == (
+        whole.findings[0].confidence,
+        whole.findings[0].reasons,
+    )
