@@ -54,6 +54,7 @@ GROUPS = (
     "twentyninth",
     "thirtieth",
     "thirtyfirst",
+    "thirtysecond",
 )
 CLASSES = (
     "collective_wait",
