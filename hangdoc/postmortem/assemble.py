@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from hangdoc.evidence import End, RankEvidence, Snapshot, Target, limits
 from hangdoc.evidence.logs import LOST, TEARDOWN, WAITED, Aftermath, Logs
 from hangdoc.evidence.pieces import Piece
+from hangdoc.evidence.placement import HostRanks, short_name
 from hangdoc.postmortem.readers import EvidenceItem
 from hangdoc.redaction.records import Mask
 
@@ -107,7 +108,7 @@ def _recorded_targets(taken: Sequence[Snapshot]) -> dict[int, Target]:
 
 
 def _run_snapshots(pieces: Sequence[Piece], run: int | None, known: Mapping[int, Target]) -> list[Snapshot]:
-    pieces = _on_whole_hosts(pieces)
+    pieces = _of_lone_ranks(_on_whole_hosts(pieces))
     job, launcher = (next((v for p in pieces if (v := getattr(p, name))), None) for name in ("job", "launcher"))
     size = max((piece.world_size for piece in pieces if piece.world_size), default=None)
     name = (job or "none") + (f" (restart {run})" if run is not None else "")
@@ -157,6 +158,30 @@ def _on_whole_hosts(pieces: Sequence[Piece]) -> Sequence[Piece]:
     return [
         replace(piece, process=replace(piece.process, host=whole[host]))
         if (host := piece.process.host) in whole
+        else piece
+        for piece in pieces
+    ]
+
+
+def _of_lone_ranks(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """The pieces, where a process of which there are stacks is the only rank of its host, and no other one has any."""
+    lone = {
+        host: ranks[0]
+        for piece in pieces
+        if isinstance(piece.record, HostRanks)
+        for host, ranks in piece.record.ranks.items()
+        if len(ranks) == 1
+    }
+    dumped: dict[str, set[int | None]] = defaultdict(set)
+    for piece in pieces if lone else ():
+        if piece.probe == "stacks" and piece.process.host:
+            dumped[short_name(piece.process.host)].add(piece.process.pid if piece.process.rank is None else None)
+    ranks = {(host, pids.pop()): lone[host] for host, pids in dumped.items() if host in lone and len(pids) == 1}
+    return [
+        replace(piece, process=replace(piece.process, rank=ranks[key]))
+        if piece.process.pid is not None
+        and (key := (short_name(piece.process.host or ""), piece.process.pid)) in ranks
+        and piece.process.rank is None
         else piece
         for piece in pieces
     ]

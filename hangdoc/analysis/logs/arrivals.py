@@ -18,6 +18,7 @@ from hangdoc.evidence.logs import LogEvent
 from hangdoc.formatting import name_ranks
 
 KIND, COUNTED, TASKS = "announced", "workers_counted", "tasks_counted"
+MEMBER = "member_missing"  # one that a barrier names, of those that did not come
 MISSING = ("clients_missing", "barrier_of_store")  # how many had joined when the wait ended
 # What a job prints once all ranks have come, or a rank that has failed.
 COME = TIMEOUTS | {"progress", "work_status", "dump_signal", "joined", "failed", "failure", "all_come"}
@@ -35,6 +36,7 @@ class ArrivalsJob:
     more: bool = False  # more processes came than the job has ranks
     tasks: int | None = None  # that Slurm started, fewer than the job has ranks
     tasks_line: str | None = None
+    listed: bool = False  # the barrier itself names who is absent
     counted: str | None = None  # the last line by which a launcher still waits: "waiting for workers: 7/8 ready"
 
 
@@ -55,6 +57,12 @@ class ArrivalsDetector(Detector[object, ArrivalsJob]):
                 and limits.valid_world_size(expected)
             ):
                 return {}, ArrivalsJob((), joined, expected, counted[-1].text, counted[-1].text)
+        listed = {rank: event for event in logs.all(MEMBER) if (rank := number(event, "member")) is not None}
+        if listed and any(True for _ in logs.all("barrier_of_start")) and not _went_on(logs):
+            count = next(iter(logs.all("members_counted")), None)
+            joined, expected = number(count, "joined") or 0, number(count, "expected")
+            line = next(iter(listed.values())).text
+            return {}, ArrivalsJob(tuple(map(Suspect, sorted(listed))), joined, expected, line, listed=True)
         if crowded := next(filter(_is_crowded, logs.all("barrier_of_store")), None):
             joined, expected = number(crowded, "joined") or 0, number(crowded, "expected")
             return {}, ArrivalsJob((), joined, expected, f"world_size={expected}, worker_count={joined}", more=True)

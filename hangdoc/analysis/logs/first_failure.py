@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, followed, is_cut
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, caused_by_peer, followed, is_cut, number
 from hangdoc.analysis.thresholds import CLOCK_SKEW_S
 from hangdoc.evidence.logs import TEARDOWN, LogEvent
 
@@ -44,11 +44,9 @@ def failures(case: Case, logs: JobLogs) -> dict[Key, Failure]:
     found = {key: failure for key, events in logs.ranks.items() if (failure := _failure(case, key, events, ends))}
     roots = root_causes(logs)
     own = {key: failure.own for key, failure in found.items() if failure.own}
-    if not own and len(roots) == 1 and (raised := unattributed_failure(logs)):
-        (root,) = roots  # the launcher names the rank, and the traceback in the same text names none
-        if root not in found and _exit_code(logs, root) in EXCEPTION_CODES:
-            own = {root: raised}
-            found[root] = Failure(raised)
+    if not own and (root := _only_exit(logs)) and root not in found and (raised := unattributed_failure(logs)):
+        own = {root: raised}  # the launcher names the rank, and the traceback in the same text names none
+        found[root] = Failure(raised)
     if not own and (logged := _logged_error(logs)):
         key, event = logged
         own, found[key] = {key: event}, Failure(event)
@@ -90,8 +88,16 @@ def unattributed_failure(logs: JobLogs) -> LogEvent | None:
     return first
 
 
-def _exit_code(logs: JobLogs, key: Key) -> str | None:
-    return next((event.fields.get("code") for one, event in logs.of_ranks("failure") if one == key), None)
+def _only_exit(logs: JobLogs) -> Key | None:
+    """The only rank that its launcher reports as the first to fail, by an exit code of Python's exceptions."""
+    roots = root_causes(logs)
+    exits = [(key, event) for key, event in logs.of_ranks("failure") if key in roots]
+    if not exits:
+        children = list(logs.all("child_exit"))
+        named = [event for event in children if number(event, "rank") in logs.keys]
+        exits = [(logs.keys[int(event.fields["rank"])], event) for event in named] if named == children else []
+    key, event = exits[0] if len(exits) == 1 else (None, None)
+    return key if event and event.fields.get("code") in EXCEPTION_CODES else None
 
 
 def _first_ends(logs: JobLogs) -> dict[str, int]:

@@ -107,7 +107,7 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
         bound, bound_why = _bound(values["cpu allowed"])
         unranked = alike = False
         if bound_why is None:
-            bound, bound_why = _shared(values["cpu set"], values["cpu allowed"])
+            bound, bound_why = _shared(values)
             unranked = any(of != "rank" for of, _ in bound)
         if bound_why is None:
             bound, bound_why = _starved(values["cpu allowed"], values["cpu setting"])
@@ -377,11 +377,12 @@ def _confined(allowed: Sequence[Figure], known: Sequence[Figure], threads: Seque
     return None
 
 
-def _shared(sets: Sequence[Figure], allowed: Sequence[Figure]) -> tuple[list[tuple[str, str]], str | None]:
-    """Processes of one host that may use the same few CPUs only, fewer than one for each."""
-    counts = {(one.of, one.owner): float(one.value) for one in allowed}
+def _shared(values: Mapping[str, list[Figure]]) -> tuple[list[tuple[str, str]], str | None]:
+    """Processes of one host that may use the same few of its CPUs only: fewer than one for each, or than its load."""
+    counts = {(one.of, one.owner): float(one.value) for one in values["cpu allowed"]}
+    loads, sizes = ({one.owner: float(one.value) for one in values[kind]} for kind in ("cpu load", "cpu cores"))
     users: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for figure in sets:
+    for figure in values["cpu set"]:
         key = figure.of, figure.owner
         if key not in users[figure.value]:
             users[figure.value].append(key)
@@ -390,10 +391,13 @@ def _shared(sets: Sequence[Figure], allowed: Sequence[Figure]) -> tuple[list[tup
     for value, keys in users.items():
         host, _, _ = value.rpartition(" ")
         cores = counts.get(keys[0], 0.0)
-        if len(keys) > 1 and 0 < cores * CORES_OVERCOMMITTED_TWICE <= len(keys):
+        load, size = loads.get(host, 0.0), sizes.get(host, 0.0)
+        waits = cores * CORES_OVERCOMMITTED_TWICE <= min(load, size)  # of many threads, while other cores are free
+        if len(keys) > 1 and cores > 0 and (waits or cores * CORES_OVERCOMMITTED_TWICE <= len(keys)):
             found += keys
             same = "one core" if cores < 2 else f"{cores:.0f} cores"
-            texts.append(f"{len(keys)} processes{f' of {host}' if host else ''} share {same}")
+            more = f" of {size:.0f}, at a load of {load:.0f}" if waits else ""
+            texts.append(f"{len(keys)} processes{f' of {host}' if host else ''} share {same}{more}")
     return found, f"cores allowed: {'; '.join(list(dict.fromkeys(texts))[:MAX_SHOWN])}" if texts else None
 
 

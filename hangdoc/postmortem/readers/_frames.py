@@ -25,6 +25,7 @@ MAX_VARIABLES = 40  # per frame
 _COMMON_SCRIPT_NAMES = frozenset(
     {"test", "code", "profile", "trace", "site", "this", "cmd", "io", "types", "token", "statistics"}
 )
+_OF_DEBUGGER = frozenset({("cmdloop", "cmd.py"), ("onecmd", "cmd.py")})  # of `cmd`, which pdb is built upon
 _PACKAGES = frozenset(
     [
         "torch", "torchvision", "torchaudio", "torchtext", "torchdata", "torchrec", "torchao", "torchft", "functorch",
@@ -61,7 +62,8 @@ def python_frame(function: str, file: str, line: int | None, variables: Sequence
     name = function.rpartition(".")[2] if not function.endswith(">") else function.rpartition(".<")[2]
     name = name if not function.endswith(">") or name.startswith("<") else f"<{name}"
     kept = None if variables is None or name == "<module>" else tuple(variables)
-    return Frame(name[:MAX_NAME], full_path(file), line or None, short, variables=kept)
+    path = f".../lib/python3/{file}" if (name, file) in _OF_DEBUGGER else full_path(file)
+    return Frame(name[:MAX_NAME], path, line or None, short, variables=kept)
 
 
 def native_frame(symbol: str, module: str, line: int | None = None) -> Frame:

@@ -30,6 +30,7 @@ MAX_DEPTH = 40  # brackets in brackets
 _OPENING = re.compile(r"(?P<owner>[^{}\[\]\"]{0,80}?(?:\[(?:rank)?\d{1,6}\]:? {0,4})?)(?P<document>(?:\[\s{0,4})?\{.*)")
 _KEY = re.compile(r"[\"']profiling_name[\"']\s{0,4}:")
 _RANK = re.compile(r"\b(?:global[ _]?)?rank[\s:=#_\[]{0,3}(\d{1,6})|^\s{0,4}\[(\d{1,6})\]", re.IGNORECASE)
+_FRAME = re.compile(r"(?P<name>[^\s:]{1,200})(?: |, | \(| @ )(?P<filename>\S{1,400}?):(?P<line>\d{1,9})\)?")
 _TEXT = re.compile(r"\"(?:[^\"\\]|\\.){0,4000}\"|'(?:[^'\\]|\\.){0,4000}'")
 
 
@@ -123,7 +124,19 @@ def _entries(document: Any) -> Iterator[Mapping[str, Any]]:
         document = document["entries"]
     for one in document[:MAX_ENTRIES] if isinstance(document, list) else (document,):
         if isinstance(one, dict) and isinstance(one.get("profiling_name"), str):
-            yield one
+            yield _in_full(one)
+
+
+def _in_full(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The entry in the form of a dump, where jq wrote each frame as a string, or the group under a short name."""
+    group = entry.get("process_group") or entry.get("pg")
+    if not isinstance(group, list) and entry.get("pg_id") is None:
+        group = ["unknown"]
+    frames = entry.get("frames")
+    if isinstance(frames, list) and any(isinstance(frame, str) for frame in frames):
+        found = [_FRAME.fullmatch(frame.strip()) if isinstance(frame, str) else None for frame in frames]
+        frames = [{**one.groupdict(), "line": int(one["line"])} for one in found if one]
+    return {**entry, "process_group": group, "frames": frames}
 
 
 READER = RecorderEntriesReader()

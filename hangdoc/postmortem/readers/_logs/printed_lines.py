@@ -101,7 +101,9 @@ _NO_FAREWELL = re.compile(r"\b(?:not|never|no|if|until|before|will|would|when|se
 # `Resuming from ckpt/step_4000`, `Loading checkpoint from ep0-ba42000-rank3.pt`, `resume: last.pt global_step=16000`
 RESUMED = re.compile(
     r"\b(?:(?:resum|restor|load|initiali[sz]|continu)(?:ed|ing)\b[^\n]{0,60}?\b(?:from|checkpoint|ckpt)\b"
-    r"|(?:resume|restore)(?: from)?\b ?:)(?P<from>[^\n]{0,200})",
+    r"|(?:resume|restore)(?: from)?\b ?:"
+    r"|(?:resum|restor)(?:ed|ing)\b[ :]{1,2}(?=[\w./=-]{1,160}\.(?:pth?|ckpt|safetensors|bin|tar)\b))"
+    r"(?P<from>[^\n]{0,200})",
     re.IGNORECASE,
 )
 _POINT = re.compile(

@@ -198,7 +198,7 @@ def placement_of(text: str) -> Placement:
     one_host_each = len(labelled) == len({rank for _, rank in labelled}) > 1
     stated += [Seat((rank,), host, firm=one_host_each) for host, rank in labelled]
     known = frozenset(name for name, count in hosts.items() if count >= LEAST_LABELS)
-    seats = believable(stated, known)
+    seats = believable(_of_lettered_hosts(stated, known), known)
     placement = _joined([*seats, *layout.seats(seats)], numbering, layout, gpu_use)
     return dataclasses.replace(
         placement,
@@ -261,6 +261,17 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout,
     )
 
 
+def _of_lettered_hosts(seats: Sequence[Seat], hosts: Iterable[str]) -> list[Seat]:
+    """The seats, where a letter stands for the host of a series that ends in it, as `a` for `trn-a`."""
+    letters = {seat.host for seat in seats if seat.host and len(seat.host) == 1}
+    stems = Counter(host[:-1] for host in hosts if host[-2:-1] == "-" and host[-1] in letters)
+    stem = next(iter(stems)) if len(stems) == 1 else None
+    return [
+        dataclasses.replace(seat, host=f"{stem}{seat.host}", firm=True) if stem and seat.host in letters else seat
+        for seat in seats
+    ]
+
+
 def _with_whole_names(seats: Sequence[Seat]) -> list[Seat]:
     """The seats, where people write `worker-0` for the pod `bert-worker-0`."""
     whole: dict[str, set[str]] = defaultdict(set)  # as people write it -> pods
@@ -285,7 +296,7 @@ def _locals_of_pids(seats: Iterable[Seat]) -> Mapping[tuple[str, int], int]:
     return _unique(
         ((_short(seat.host), pid), local)
         for seat in seats
-        if seat.listed and not seat.ranks and len(seat.pids) == len(seat.locals)
+        if (seat.listed or len(seat.pids) > 1) and not seat.ranks and len(seat.pids) == len(seat.locals)
         for pid, local in zip(seat.pids, seat.locals, strict=True)
     )
 

@@ -40,7 +40,7 @@ _STRONG_WORDS = (
     r"|host(?:name)?|nodes?|machine|server|box|pod|ip|with|where"
 )
 _WEAK_WORDS = (
-    r"and|the|in|of|as|it(?:'?s)?|that(?:'s)?|their|there|here|which|worker|process(?:es)?|one|first|second|third"
+    r"and|the|in|of|as|for|it(?:'?s)?|that(?:'s)?|their|there|here|which|worker|process(?:es)?|one|first|second|third"
     r"|last|other"
 )
 _LINK = re.compile(rf"(?:[\s:=()\[\]|/>,~@\"'\u2192-]|\b(?:{_STRONG_WORDS}|{_WEAK_WORDS})\b){{0,60}}", re.IGNORECASE)
@@ -72,6 +72,10 @@ _SPAWNED = re.compile(
     rf"(?:\W{{0,4}}({NAME}): )?.{{0,160}}?\bprocess (\d{{2,9}}) spawned with command: "
     r".{0,400}?--local[_-]rank[= ](\d{1,4})\b"
 )
+# ncclras (nccl: src/ras/client_support.cc): `Rank 13 -- GPU 5 managed by process 4410 on node 10.0.0.7`.
+_MANAGED = re.compile(
+    rf"\s{{0,8}}Rank (\d{{1,7}})\b.{{0,80}}? ?-- GPU.{{1,60}}? ?managed by process (\d{{2,9}}) on node ({NAME})"
+)
 # In front of a line: `[r6@cn22]`, `rank6@cn22`.
 _RANK_AT = re.compile(rf"\W{{0,4}}r(?:ank[ _-]?)?(\d{{1,6}})@({NAME})")
 # A list by host: `rank layout: gx1 = 0..7, gx2 = 8..15`, `RANK per pod: master-0=0, worker-0=1`,
@@ -84,6 +88,8 @@ _HOST_LIST = re.compile(
 _HOST_AND_RANKS = re.compile(
     rf"({NAME}?)\s?(?:=|:|->|\u2192|\s)\s?\[?(\d{{1,6}}(?:\s?(?:-|\u2013|\.\.|to)\s?\d{{1,6}})?)\]?(?:[,;.:)]{{0,2}}\s|[,;.:)]{{0,2}}$)"
 )
+# By the last letter of the host: `rank a=0 b=1 c=2`.
+_LETTER_LIST = re.compile(r"\branks? ((?:[a-z]=\d{1,4},? ){1,25}[a-z]=\d{1,4})\b")
 _ASKED = re.compile(r"[^.;]{0,60}\?")
 _NOT_NOW = re.compile(
     r"\b(?:not|isn't|was|were|used to|moved|formerly|yesterday|old|if|should|maybe|probably|unsure)\b|\?"
@@ -134,6 +140,8 @@ def seats_in(text: str) -> Iterator[Seat]:
         yield noted
     elif "spawned with command" in text and (spawned := _SPAWNED.match(text)):
         yield Seat((), spawned[1], (int(spawned[2]),), locals=(int(spawned[3]),), listed=True)
+    elif managed := _MANAGED.match(text):
+        yield Seat((int(managed[1]),), managed[3], (int(managed[2]),))
     elif listed := PID_FIRST.fullmatch(text):
         yield Seat((int(listed[2]),), pids=(int(listed[1]),), listed=True)
     elif len(keyed := list(_KEYED.finditer(text))) == 1:
@@ -145,6 +153,9 @@ def seats_in(text: str) -> Iterator[Seat]:
         for pid, local, number in each:
             numbers = (int(number),)
             yield Seat(() if local else numbers, pids=(int(pid),), locals=numbers if local else (), listed=True)
+    elif lettered := _LETTER_LIST.search(text):
+        for letter, rank in re.findall(r"([a-z])=(\d+)", lettered[1]):
+            yield Seat((int(rank),), letter, firm=False)
     elif by_host := _by_host(text):
         yield from by_host
     else:

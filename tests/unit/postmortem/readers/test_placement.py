@@ -52,8 +52,14 @@ from hangdoc.postmortem.readers._placement.placement import placement_of
             {0: "ga1", 1: "ga1", 2: "ga2", 3: "ga2"},
         ),
         ("mpirun --hostfile hf\nnid1 slots=2\nnid2 slots=1", {0: "nid1", 1: "nid1", 2: "nid2"}),
+        ("4 VMs, rank a=0 b=1 c=2\ntrn-a$ uptime\ntrn-c$ uptime", {0: "trn-a", 1: "trn-b", 2: "trn-c"}),
+        (
+            "  Rank 13 -- GPU 5 managed by process 118304 on node 10.71.4.22",
+            {13: "10.71.4.22"},
+        ),
         # no statements
         ("rank 3 is not on cn31", {}),
+        ("rank a=0 b=1 c=2\ntrn-a$ uptime\nlab-b$ uptime", {}),  # of two series
         ("rank 3 was on cn31 yesterday", {}),
         ("rank 3 on cn31, no, rank 3 on cn32", {}),
         ("is rank 3 on cn31?", {}),
@@ -91,6 +97,8 @@ def test_processes_that_deepspeed_started() -> None:
         ("pids 4412 (rank 0), 4413 (rank 1)", {4412: 0, 4413: 1}),
         ("PIDs: rank 0 is 40211, rank 1 is 40212", {40211: 0, 40212: 1}),
         ("ranks 0-3 have pids 911-914", {911: 0, 912: 1, 913: 2, 914: 3}),
+        ("gives pids 41873..41875 for local ranks 0..2", {41873: 0, 41874: 1, 41875: 2}),
+        ("  Rank 3 -- GPU 3 managed by process 4410 on node 10.0.0.7", {4410: 3}),
         ("Process 70112: python train.py     # RANK 0", {70112: 0}),
         ("Process 55103: python main.py          (SLURM_PROCID=1)", {55103: 1}),
         ("Process 602: python t.py    <- rank 1", {602: 1}),
