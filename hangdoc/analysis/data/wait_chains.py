@@ -90,7 +90,7 @@ def _facts(case: Case, key: Key) -> ChainFacts:
     ends = {end for _, end, _ in paths}
     circular = "circle" in ends and ends <= {"circle", *CERTAIN}
     waited_s = max(silent_s, case.job(NetworkJob).idle_s or 0.0) if circular else silent_s
-    silent = quiet and waited_s >= EXPECTED_S and _is_awaited(case, key)
+    silent = quiet and waited_s >= EXPECTED_S and _is_awaited(case, key, circular)
     stuck = silent or (certain and is_stall(case, watched_s))
     other = last if last is not None and last.pid != key[1] else None
     return ChainFacts(
@@ -264,11 +264,14 @@ def _silent_s(case: Case, links: Sequence[Link], last: Waiter | None, watched_s:
     return max(watched_s, min([idle_s, *ages_s]) if links[0][1].way == "child" else 0.0)
 
 
-def _is_awaited(case: Case, key: Key) -> bool:
-    """Other ranks wait for this one, in an operation in which it does not hand out work that it may be waiting for."""
+def _is_awaited(case: Case, key: Key, circular: bool) -> bool:
+    """Other ranks wait for this one, in an operation in which it does not hand out work that it may be waiting for.
+
+    A rank and its helper that wait for each other (`circular`) are waiting for no work.
+    """
     ops: Mapping[Key, str] = case.once("waits for peers", lambda: _waits(case))
     fed: frozenset[Key] = case.once("waits for work", lambda: frozenset(k for k in ops if HANDS_OUT.search(ops[k])))
-    return not ops.keys() <= {key} and fed <= {key}
+    return not ops.keys() <= {key} and (circular or fed <= {key})
 
 
 def _waits(case: Case) -> Mapping[Key, str]:

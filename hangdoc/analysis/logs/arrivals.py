@@ -61,8 +61,8 @@ class ArrivalsDetector(Detector[object, ArrivalsJob]):
         if listed and any(True for _ in logs.all("barrier_of_start")) and not _went_on(logs):
             count = next(iter(logs.all("members_counted")), None)
             joined, expected = number(count, "joined") or 0, number(count, "expected")
-            line = next(iter(listed.values())).text
-            return {}, ArrivalsJob(tuple(map(Suspect, sorted(listed))), joined, expected, line, listed=True)
+            said = next(iter(listed.values())).text
+            return {}, ArrivalsJob(tuple(map(Suspect, sorted(listed))), joined, expected, said, listed=True)
         if crowded := next(filter(_is_crowded, logs.all("barrier_of_store")), None):
             joined, expected = number(crowded, "joined") or 0, number(crowded, "expected")
             return {}, ArrivalsJob((), joined, expected, f"world_size={expected}, worker_count={joined}", more=True)

@@ -58,11 +58,17 @@ def failures(case: Case, logs: JobLogs) -> dict[Key, Failure]:
 
 
 def _logged_error(logs: JobLogs) -> tuple[Key, LogEvent] | None:
-    """The only exception of a rank that its logger printed, and after which nobody goes on: it may have been caught."""
-    logged = [(key, event) for key, event in logs.of_ranks("exception") if "logged" in event.fields]
-    if len(logged) != 1 or caused_by_peer(logged[0][1]) or followed(logs, logged[0][1], "progress"):
+    """The only exception of a rank that its logger printed, and after which it does not go on: it may be caught.
+
+    Of a rank that never counted, the progress of the others is taken for its own.
+    """
+    logged = [(key, event) for key, event in logs.of_ranks("exception") if "uncaught" not in event.fields]
+    if len(logged) != 1 or caused_by_peer(logged[0][1]):
         return None
-    return logged[0]
+    key, event = logged[0]
+    own = [other for rank, other in logs.of_ranks("progress") if rank == key]
+    goes_on = any(other.line > event.line for other in own) if own else followed(logs, event, "progress")
+    return None if goes_on else (key, event)
 
 
 def _local_error(logs: JobLogs) -> tuple[Key, LogEvent] | None:

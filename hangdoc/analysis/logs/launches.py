@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.logs.log_events import job_logs, known_host
+from hangdoc.analysis.ranks.host_ranks import ranks_per_host
 from hangdoc.analysis.thresholds import COMPARABLE_RANKS
 from hangdoc.evidence.limits import parse_count
 
@@ -54,7 +55,7 @@ class LaunchesDetector(Detector[object, LaunchesJob]):
         if all(one.get("nnodes") == ALONE for one in by_owner.values()) and not _one_store(by_owner):
             return {}, LaunchesJob()  # jobs of one host each
         found = _all_apart(by_owner) or next(_differences(by_owner), None) or _own_numbers(by_owner)
-        found = found or _own_store(by_owner) or _all_local(by_owner)
+        found = found or _own_store(by_owner) or _all_local(by_owner, ranks_per_host(case))
         return {}, found or LaunchesJob()
 
 
@@ -69,14 +70,22 @@ def _all_apart(by_owner: Mapping[str, Settings]) -> LaunchesJob | None:
     return None
 
 
-def _all_local(by_owner: Mapping[str, Settings]) -> LaunchesJob | None:
-    """Ranks of one job, on several hosts, each of which looks for the store on its own host."""
-    name = "master_addr"
-    hosts = {host for owner, one in by_owner.items() if (host := known_host(one.get("host", "")))}
+def _all_local(by_owner: Mapping[str, Settings], per_host: int | None) -> LaunchesJob | None:
+    """Ranks or launchers of one job, on several hosts, each of which looks for the store on its own host.
+
+    `per_host`: processes on each host, as the text states it.
+    """
+    name = "rdzv_endpoint" if all("rdzv_endpoint" in one for one in by_owner.values()) else "master_addr"
     values = {owner: one.get(name, "") for owner, one in by_owner.items()}
-    if len(hosts) < 2 or not all(map(_LOCAL.match, values.values())) or not _one_job(by_owner):
+    hosts = len({host for one in by_owner.values() if (host := known_host(one.get("host", "")))})
+    sizes = {one["nnodes"] for one in by_owner.values() if "nnodes" in one}
+    tasks = per_host == 1 and sizes == {str(len(by_owner))}  # of Slurm, for example: one launcher on each host
+    apart = tasks or (hosts > 1 and _one_job(by_owner))
+    if len(values) < 2 or not apart or not all(_LOCAL.match(_PORT.sub("", value)) for value in values.values()):
         return None
-    return LaunchesJob(f"ranks of {len(hosts)} hosts use their own host: {_sides(name, values, ())}", (), True, True)
+    what = "launchers" if tasks else "ranks"
+    text = f"{what} of {hosts or len(values)} hosts use their own host: {_sides(name, values, ())}"
+    return LaunchesJob(text, (), True, True)
 
 
 def _one_job(by_owner: Mapping[str, Settings]) -> bool:

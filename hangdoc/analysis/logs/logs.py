@@ -47,7 +47,7 @@ from hangdoc.analysis.logs.lost_peers import lost_connections, lost_peers
 from hangdoc.analysis.logs.rendezvous_errors import RendezvousErrors, rendezvous_errors
 from hangdoc.analysis.ranks.host_ranks import on_hosts, ranks_per_host
 from hangdoc.analysis.thresholds import FIRST_CALLS
-from hangdoc.evidence import limits
+from hangdoc.evidence import RankEvidence, limits
 from hangdoc.evidence.logs import LOST, TEARDOWN, LogEvent
 
 _NUMBERS = re.compile(r"\d+")
@@ -322,7 +322,7 @@ def _facts(case: Case, key: Key, job: _Findings, failure: Failure | None) -> Log
         error=own.text if own else None,
         error_kind=error_kind(own),
         error_cut=own is not None and is_cut(own),
-        error_logged=own is not None and "logged" in own.fields,
+        error_logged=own is not None and ("logged" in own.fields or _may_be_caught(own, case.ranks[key])),
         error_site=own.fields.get("site") if own else None,
         error_line=f"{own.source}:{own.line}" if own else None,
         first=failure.first if own and failure else None,
@@ -341,6 +341,10 @@ def _facts(case: Case, key: Key, job: _Findings, failure: Failure | None) -> Log
     if mismatch is None or rank is None:
         return facts
     return replace(facts, outlier=rank in mismatch.outliers, call=mismatch.format_call(rank), sizes=mismatch.sizes)
+
+
+def _may_be_caught(error: LogEvent, rank: RankEvidence) -> bool:
+    return "uncaught" not in error.fields and rank.alive is not False
 
 
 def _gradless(events: Sequence[LogEvent]) -> str | None:

@@ -18,6 +18,7 @@ from hangdoc.postmortem.readers._input_file import rank_in_name
 
 MAX_LINE = 16 * 2**10  # characters; a longer line is left as it is
 LEAST_LABELLED = 4  # lines, for a name in front of every one to be a label
+LEAST_SAID = 3  # lines with the name of a person in front, for a text to be a chat
 QUOTED_LINES = 3  # in a row with a bar in front: fewer may be the rest of a table
 
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9;:?]{0,60}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -185,6 +186,21 @@ def _without_ci(text: str) -> str:
     return text
 
 
+_NICK = re.compile(r"<(?!module>|lambda>|genexpr>|\w{3,4}comp>|string>|stdin>)[A-Za-z][\w|-]{0,20}> (?=\S)")
+
+
+def _without_nicks(lines: list[TextLine]) -> list[TextLine]:
+    """Without the `<name> ` of a chat in front of what each person pasted."""
+    if sum(line.text[:1] == "<" and _NICK.match(line.text) is not None for line in lines) < LEAST_SAID:
+        return lines
+    return [
+        replace(line, text=line.text[found.end() :])
+        if line.text[:1] == "<" and (found := _NICK.match(line.text))
+        else line
+        for line in lines
+    ]
+
+
 # What a tool that collects output puts in front of every line: a time, the name of a pod, or that of a file.
 _COLLECTED = (
     re.compile(rf"\[?{DATE}\]?(?: \d\d[OE][ +]?| |$)"),  # with the stream of a GitLab runner
@@ -332,6 +348,7 @@ _STEPS: tuple[Callable[[list[TextLine]], list[TextLine]], ...] = (
     _dedented,
     _without_quotes,
     _without_bars,
+    _without_nicks,
     _without_collector,
     _dedented,
     _each(_unmarked),

@@ -187,7 +187,7 @@ _COMMENT = re.compile(r"(?<!\S)#[^#]{1,80}$|\s{2,}\([^()\n]{1,80}\)\s*$")
 _LAST_CLAUSE = re.compile(  # "the others are fine. rank 1 is different:"
     r"(?:^|[.;,!] |\b(?:but|only|while|and|on|of|is|was|here's|from) )(?:global )?ranks?[ -]?"
     r"(\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to) ?\d{1,6}){0,64})(?:'s)?"
-    r"(?: [A-Za-z'-]{1,20}){0,5} ?:\s*$",
+    rf"(?: [A-Za-z'-]{{1,20}}){{0,5}}(?: \((?:on )?({NAME})\))? ?:\s*$",
     re.IGNORECASE,
 )
 _LOGGED = re.compile(r"\d\d:\d\d:\d\d|\b(?:INFO|WARN|WARNING|ERROR|DEBUG|NCCL)\b|[=:]\s*-?\d{1,9}\.\d|\[[EWI]\d{4}")
@@ -480,8 +480,7 @@ class OwnerHints:
             word for word in _DECORATION.sub(" ", rest.replace("-", "\0")).replace("\0", "-").split() if word.strip("-")
         ]
         if (len(words) > 1 or (words and host)) and not self._is_heading(text, rest, words):
-            if (clause := _LAST_CLAUSE.search(text)) and not _LOGGED.search(text):
-                self._announce(listed_numbers(clause[1], MAX_COMPANIONS))
+            self._observe_clause(text)
             return False  # a sentence
         if host and host[2] and host[2][-1:].isalpha() and _FILLER_WORDS.fullmatch(host[2]):
             host = None  # "on rank 1 py-spy says"
@@ -504,8 +503,14 @@ class OwnerHints:
     def _observe_end(self, text: str) -> None:
         """The ranks that the last sentence of a line of prose announces."""
         last = _SENTENCE.split(text)[-1] if len(text) <= MAX_PROSE else ""
-        if len(last) <= MAX_HEADING and (clause := _LAST_CLAUSE.search(last)) and not _LOGGED.search(last):
+        if len(last) <= MAX_HEADING:
+            self._observe_clause(last)
+
+    def _observe_clause(self, text: str) -> None:
+        """The ranks that the end of a sentence announces: `and rank 6 (n22):`."""
+        if (clause := _LAST_CLAUSE.search(text)) and not _LOGGED.search(text):
             self._announce(listed_numbers(clause[1], MAX_COMPANIONS))
+            self.host = clause[2] if clause[2] and _may_be_host(clause[2]) else self.host
 
     def _announce(self, ranks: tuple[int, ...]) -> None:
         """The next dump is of these ranks."""

@@ -47,6 +47,10 @@ _PRINTED_STORE = re.compile(
     r"(?P<value>[\w.:\[\]-]{1,200})",
     re.IGNORECASE,
 )
+# torchrun's own list (torch/distributed/launcher/api.py): `...launcher/api.py:194]   rdzv_endpoint    : localhost:2951`
+_CONFIGURED = re.compile(
+    r"\]\s{1,8}(?P<name>min_nodes|max_nodes|rdzv_endpoint|rdzv_backend)\s{1,12}: (?P<value>[^\s'\",;]{1,200})\s*"
+)
 _OF_STORE = re.compile(r"init|rendezvous|rdzv|dist[_ -]?url|store", re.IGNORECASE)  # beside a URL, which may be any
 _ENDPOINT = re.compile(r"(?P<address>[^:]{1,200}|\[[\da-fA-F:]{2,45}\]):(?P<port>\d{1,5})")
 _RANK = re.compile(r"[0-9]{1,6}")
@@ -56,7 +60,7 @@ _ALIASES = {
     "num_machines": "nnodes", "machine_rank": "node_rank", "main_process_ip": "master_addr",
     "main_process_port": "master_port", "num_processes": "world_size", "MASTER_ADDR": "master_addr",
     "MASTER_PORT": "master_port", "WORLD_SIZE": "world_size", "NODE_RANK": "node_rank", "NNODES": "nnodes",
-    "RANK": "rank",
+    "RANK": "rank", "min_nodes": "nnodes",
 }  # fmt: skip
 _KEPT = frozenset(
     {
@@ -96,7 +100,7 @@ MAX_CONTINUED = 40  # lines of one command, all but the last of which end in a b
 MAX_COMMAND = 4000  # characters
 MARKS = (
     *("torchrun", "torch.distributed.run", "torch.distributed.launch", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE="),
-    *("master_addr", "master_port", "tcp://"),
+    *("master_addr", "master_port", "tcp://", "rdzv_endpoint"),
 )
 
 
@@ -251,6 +255,8 @@ def _settings(text: str) -> Mapping[str, str]:
     found = {match["name"]: match["value"] for match in _VARIABLE.finditer(text)}
     if launcher is None:
         found |= _printed(text)
+        if configured := _CONFIGURED.search(text):
+            found[configured["name"]] = configured["value"]
     if launcher is not None:
         if "--standalone" in text:
             return {}

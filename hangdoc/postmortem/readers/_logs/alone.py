@@ -41,13 +41,15 @@ _STATEMENTS = (
            r"|\b(?i:rank|process)[ :=#]{0,3}0 ?/ ?1(?=[\])]|:| ?$)"),
     ("size", r"\b(?:hvd|horovod|mpi|comm)[. _]?(?i:world[._ ]?)?(?i:get_)?size(?:\(\))?\W{1,3}1\b(?![.,]?\d)"
              r"|\brank\W{1,2}0,? (?:local[_ ]rank\W{1,2}0,? )?(?:of )?size\W{1,2}1\b(?![.,]?\d)"),
+    ("pair", r"\bworld\W{1,2}1,? rank\W{1,2}0\b|\brank\W{1,2}0,? world\W{1,2}1\b(?![.,]?\d)"),
     ("count", r"\bprocess_count(?:\(\))?\W{1,3}1\b(?![.,]?\d)"),
 )  # fmt: skip
 _ALONE = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _STATEMENTS))
 # What each of them has, in any case: one look at a text tells whether it is worth a look at its lines.
 _MAYBE_ALONE = re.compile(
     r"environment: (?:distributedtype\.)?no\b|training: false|member: 1/1|1 process|single process|1 replica"
-    r"|\b0 ?/ ?1\b|0,? (?:out )?of (?:total )?1\b|(?:size|processes|ranks|replicas|count)[^\n\d]{1,26}1\b"
+    r"|\bworld\W{1,2}1\b|\b0 ?/ ?1\b"
+    r"|0,? (?:out )?of (?:total )?1\b|(?:size|processes|ranks|replicas|count)[^\n\d]{1,26}1\b"
 )
 # The size of a part of the job, which may well be 1.
 _OF_A_PART = re.compile(

@@ -89,7 +89,7 @@ _ITS_GPU = re.compile(r"\bcuda:(\d{1,3})\W{0,3}$")
 _RANK = re.compile(
     r"(?<![\w-])(?:global[_ ])?"
     r"(?:rank|rk|r(?=[=:]\d|\d{1,6}(?:[\])]|\s{1,4}(?:s(?:tep)?|it(?:er)?|m?b)[ =]?\d{1,9}\b)))"
-    r"[\"']?(?:[ =#_-]|: ?)?(\d{1,6})\b(?!\.\d)",
+    r"[\"']?(?:[=#_-]| {1,4}|: ?)?(\d{1,6})\b(?!\.\d)",
     re.IGNORECASE,
 )
 _GPU = re.compile(r"[\[(]?(?:GPU|gpu|cuda|local[_ ]rank)[ =:#_]?(\d{1,3})\b")  # `[GPU3] Epoch 1 | Steps: 120`

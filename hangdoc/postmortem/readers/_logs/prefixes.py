@@ -58,6 +58,8 @@ _OF_TORCHRUN = re.compile(
     r"|:torch\.distributed\.(?:run|elastic\.agent\.server\.(?:local_elastic_)?(?:api|agent)|elastic\.multiprocessing\.api):"
 )
 _OF_SIZE = re.compile(r"\[[\w./-]{1,60}\.py:\d{1,5}\] \((?P<rank>\d{1,6})/(?P<size>\d{1,6})\) (?=\S)")  # icefall
+_BRACKET = re.compile(r"\[(?P<rank>\d{1,4})\] (?=\S)")  # `[2] text`, where torch calls `[2] [rank2]: text` rank 2
+_BRACKETED = re.compile(rf"{_BRACKET.pattern}\[rank(?P<own>\d{{1,6}})\]")
 _HOST_LABEL = re.compile(r"(?P<host>[a-zA-Z][\w.-]*\d[\w.-]*): ")  # pdsh, clush
 _RANK_ANYWHERE = re.compile(r"\[rank(\d{1,6})\]:? ?")  # after a progress bar
 _NCCL = re.compile(
@@ -98,6 +100,7 @@ class PrefixStyle:
     labels: bool = False  # srun --label: "3: text"
     tasks: bool = False  # the same, and the tasks are torchrun's launchers: the label is not a rank
     hosts: bool = False  # "node01: text"
+    brackets: bool = False  # "[3] text"
     sizes: bool = False  # icefall: "[train.py:581] (0/4) text", rank and world size
     year: int = 1970  # for times without a year
     month: int = 12  # of the last write: lines of later months belong to the year before
@@ -112,7 +115,9 @@ def prefix_style(head: str, written: float) -> PrefixStyle:
     tasks = labels and any(_OF_TORCHRUN.search(line) for line in lines if _LABEL.match(line))
     hosts = [match["host"] for line in lines if (match := _HOST_LABEL.match(line))]
     named = len(hosts) >= many and len(set(hosts)) <= len(hosts) / 2
-    return PrefixStyle(labels, tasks, named, _has_sizes(lines), at.year, at.month)
+    bracketed = [match for line in lines if (match := _BRACKETED.match(line))]
+    brackets = bool(bracketed) and all(match["rank"] == match["own"] for match in bracketed)
+    return PrefixStyle(labels, tasks, named, brackets, _has_sizes(lines), at.year, at.month)
 
 
 def _has_sizes(lines: Sequence[str]) -> bool:
@@ -182,6 +187,7 @@ def _strip_prefix(line: Line, style: PrefixStyle) -> str | None:
     styles = (
         (style.labels, _TASK if style.tasks else _LABEL),
         (style.hosts, _HOST_LABEL),
+        (style.brackets and line.rank is None, _BRACKET),
         (style.sizes, _OF_SIZE),
     )
     for holds, pattern in styles:

@@ -35,7 +35,7 @@ OF_BATCH = (SAMPLES, DATA)
 DIFFERS_IN_PARTS = (OF_MODEL, SAMPLES, DATA, LOCAL_LOSS)  # where ranks hold parts of one model, this says nothing
 
 _ITS_RANK = re.compile(
-    r"(?<![\w-])(?:rank|rk|r(?=[=:]?\d{1,6}\b))[\"']?(?:[ =#_-]|: ?)?\d{1,6}(?: ?/ ?\d{1,6})?\W?", re.IGNORECASE
+    r"(?<![\w-])(?:rank|rk|r(?=[=:]?\d{1,6}\b))[\"']?(?:[=#_-]| {1,4}|: ?)?\d{1,6}(?: ?/ ?\d{1,6})?\W?", re.IGNORECASE
 )
 _NUMBERS = re.compile(r"\S*\d\S*")
 # Not loguru's `module:step:144 - `. `step 120`, `global_step=120`, `iteration 120/ 1000`, `Step: [120/1000]`
@@ -47,7 +47,7 @@ COUNTER = re.compile(
 _SHORT_STEP = re.compile(r"(?<![\w.-])(?:s|it[ =:]{1,2})(\d{2,9})(?=[\s:,|])")  # `r3 s8812 loss=1.94`, `it 120 `
 # What replicas have in common: `pnorm 1832.4`, `weights sha1 9be1c4`, `model checksum: ...`
 _STATE = re.compile(
-    r"\b(?P<name>(?:p(?=norm)|param(?:eter)?s?|weights?|model|state(?:[ _]?dict)?)[ _-]?"
+    r"\b(?P<name>(?:p(?=norm)|param(?:eter)?s?|weights?|model|lora|adapter|state(?:[ _]?dict)?)[ _-]?"
     r"(?:norm|sum|hash|checksum|sha\d{0,3}|md5|fingerprint)|checksum)\b[\s:=]{1,4}(?P<value>[\w.+-]{3,80})",
     re.IGNORECASE,
 )
@@ -84,7 +84,8 @@ _FAREWELL = re.compile(
     r"|\b(?:finished|completed|done with|stopping|leaving|exiting)(?: the)? (?:training|train(?:ing)? loop)\b"
     r"|\bmax(?:imum)?[ _](?:number of )?(?:steps?|epochs?|iter(?:ation)?s?|time)(?:=\d{1,9})? (?:is |was )?reached\b"
     r"|(?:^|[,;.!] ?)(?:exiting|good ?bye|bye|quitting|all done)\W{0,3}$"
-    r"|\b(?:exiting|exited) (?:normally|cleanly|with (?:code )?0)\b",
+    r"|\b(?:exiting|exited) (?:normally|cleanly|with (?:code )?0)\b"
+    r"|\b(?:leaving|exiting|bye)\W{1,3}exit(?: code)?[ =]0\b",
     re.IGNORECASE,
 )
 _EPOCH_END = re.compile(

@@ -88,6 +88,11 @@ _HOST_LIST = re.compile(
 _HOST_AND_RANKS = re.compile(
     rf"({NAME}?)\s?(?:=|:|->|\u2192|\s)\s?\[?(\d{{1,6}}(?:\s?(?:-|\u2013|\.\.|to)\s?\d{{1,6}})?)\]?(?:[,;.:)]{{0,2}}\s|[,;.:)]{{0,2}}$)"
 )
+# Each with its device: `ranks -> gpus: 0 17:00.0, 1 31:00.0`.
+_BUS_LIST = re.compile(
+    r"\branks?\b[^:\n\d]{0,40}:((?:\s{0,4},?\s{0,2}\d{1,6}[ :=]{1,3}(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:00\.0){2,64})", re.I
+)
+_RANK_AND_BUS = re.compile(r"(\d{1,6})[ :=]{1,3}((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:00\.0)", re.I)
 # By the last letter of the host: `rank a=0 b=1 c=2`.
 _LETTER_LIST = re.compile(r"\branks? ((?:[a-z]=\d{1,4},? ){1,25}[a-z]=\d{1,4})\b")
 _ASKED = re.compile(r"[^.;]{0,60}\?")
@@ -153,6 +158,9 @@ def seats_in(text: str) -> Iterator[Seat]:
         for pid, local, number in each:
             numbers = (int(number),)
             yield Seat(() if local else numbers, pids=(int(pid),), locals=numbers if local else (), listed=True)
+    elif listed_buses := _BUS_LIST.search(text):
+        for number, bus in _RANK_AND_BUS.findall(listed_buses[1]):
+            yield Seat((int(number),), bus=bus)
     elif lettered := _LETTER_LIST.search(text):
         for letter, rank in re.findall(r"([a-z])=(\d+)", lettered[1]):
             yield Seat((int(rank),), letter, firm=False)
