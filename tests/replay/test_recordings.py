@@ -31,3 +31,16 @@ def test_no_step_time_is_told_where_no_counter_shows_one(name: str) -> None:
     """Their loops count steps in an attribute of an object; other counters are of parts of a step."""
     (verdict,) = reported(RECORDINGS / f"{name}.jsonl.zst").verdicts
     assert "a step" not in (verdict.note or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("mined_in_each_step", "candidates (place_retrieval.py:97): `distance = haversine("),
+        ("fsdp_own_hooks", "add (fsdp_charlm.py:74): `mix = torch.linalg.eigvals("),
+    ],
+)
+def test_a_straggler_is_told_with_the_line_that_takes_its_time(name: str, line: str) -> None:
+    (verdict,) = reported(RECORDINGS / f"{name}.jsonl.zst").verdicts
+    (proof,) = [proof for proof in verdict.findings[0].evidence if "of its own time" in proof.text]
+    assert line in proof.text

@@ -10,6 +10,7 @@ next request by design.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -44,6 +45,7 @@ from hangdoc.analysis.thresholds import (
 
 # Every member waits for every other; in a broadcast or scatter, for the rank that has the data.
 SYMMETRIC = ("all_", "reduce_scatter", "barrier", "monitored_barrier")
+LEAST_LOOKS = 5  # that found the straggler outside of waits, to say where it spends its time
 MUTUAL = (*SYMMETRIC, "wait", "broadcast", "scatter")
 
 
@@ -70,6 +72,8 @@ class StragglerFacts:
     # equal ranks, one may spend half its time on pages that its allocator frees and reallocates in each step.
     more_cpu: float | None = None
     computes: float | None = None  # cores used (user time, as above) while it did not wait
+    line: str | None = None  # at which it is for most of that time: "tidy (kg.py:55): `gc.collect()`"
+    line_share: float | None = None  # share of the looks that found it there, of those that did not find it waiting
     work: str | None = None  # work that it has more of: "inputs in train: 128 rows, 64 on other ranks"
     cause: str | None = None  # nice | neighbour | crowded | queue | cores | work; None: unknown
     advancing: bool | None = None  # it demands a core or waits for page faults: slow, not stuck
@@ -155,7 +159,9 @@ def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerF
     parts = _lateness(wait.parts, peers.parts)
     share = sum(parts) / len(parts)
     step_s = case.job(ProgressJob).step_s
-    phases = [look.phase for look in looks_at(case, key) if look.phase not in WAITING]
+    own_looks = [look for look in looks_at(case, key) if look.phase not in WAITING]
+    phases = [look.phase for look in own_looks]
+    line, line_share = _usual_line(own_looks) if share >= LATE_WITH_MORE_WORK else (None, None)
     own = case.facts(ResourcesFacts)[key]
     own_used = peers.cores_used(own)
     used = _median_of_peers(peers.used, own_used or None)
@@ -178,11 +184,28 @@ def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerF
         doing=max(dict.fromkeys(phases), key=phases.count) if phases else None,
         slept=own.demand < BUSY_CORES * max(MIN_OWN_SHARE, 1.0 - wait.share) if own.demand is not None else None,
         less=gets / (own_gets or 1e-9) if own_gets is not None and gets is not None else None,
+        line=line,
+        line_share=line_share,
         work=more_work(case, key) if share >= LATE_WITH_MORE_WORK else None,
         same_code=same_code(case, key) if share >= LATE_WITH_MORE_WORK else None,
         each_step=in_each_step(case, key) if share >= LATE_WITH_MORE_WORK else None,
     )
     return replace(facts, cause=_cause(facts, own, peers)) if share >= LATE_WITH_MORE_WORK else facts
+
+
+def _usual_line(looks: Sequence[Look]) -> tuple[str | None, float | None]:
+    """The innermost line of user code that most of these looks have in common, and their share. None: too few looks."""
+    line: tuple[str | None, float | None] = None, None
+    paths = [look.own for look in looks]
+    for depth in range(1, max(map(len, paths), default=0) + 1 if len(looks) >= LEAST_LOOKS else 1):
+        sites = Counter(tuple(step.site for step in path[:depth]) for path in paths if len(path) >= depth)
+        (common, count) = sites.most_common(1)[0]
+        if count < HALF * len(looks):
+            break
+        step = next(path for path in paths if tuple(step.site for step in path[:depth]) == common)[depth - 1]
+        text = step.place.text if step.place else None
+        line = f"{step.site}: `{text}`" if text else step.site, count / len(looks)
+    return line
 
 
 def _median_of_peers(values: RankValues, own: float | None) -> float | None:
