@@ -91,6 +91,7 @@ ACTIVE_BYTES = Threshold(256, "bytes", "chosen: a worker that polls its queue mo
 IDLE_CORES = Threshold(0.05, "cores", "chosen: the housekeeping threads of a blocked rank use less")
 BUSY_THREAD = Threshold(0.1, "cores", "chosen: a thread that works demands at least this much")
 BUSY_HELPER = Threshold(0.2, "cores", "chosen: a helper or a neighbour that works; one that polls uses less")
+LOCATED_LOOKS = Threshold(5, "looks", "chosen: of fewer, one line may have most by chance")
 SOME_CPU = Threshold(0.3, "cores", "chosen: a process that computes gets more; one that polls or starves, less")
 BUSY_CORES = Threshold(0.5, "cores", "chosen: a rank that computes; the threads of a blocked rank use less")
 SPINS_WAITING = Threshold(

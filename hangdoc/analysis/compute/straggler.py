@@ -33,6 +33,7 @@ from hangdoc.analysis.thresholds import (
     LATE_IN_SLICE,
     LATE_WITH_MORE_WORK,
     LESS_CPU,
+    LOCATED_LOOKS,
     MIN_OWN_SHARE,
     MOSTLY,
     MUCH_MORE_CPU,
@@ -45,7 +46,6 @@ from hangdoc.analysis.thresholds import (
 
 # Every member waits for every other; in a broadcast or scatter, for the rank that has the data.
 SYMMETRIC = ("all_", "reduce_scatter", "barrier", "monitored_barrier")
-LEAST_LOOKS = 5  # that found the straggler outside of waits, to say where it spends its time
 MUTUAL = (*SYMMETRIC, "wait", "broadcast", "scatter")
 
 
@@ -197,7 +197,7 @@ def _usual_line(looks: Sequence[Look]) -> tuple[str | None, float | None]:
     """The innermost line of user code that most of these looks have in common, and their share. None: too few looks."""
     line: tuple[str | None, float | None] = None, None
     paths = [look.own for look in looks]
-    for depth in range(1, max(map(len, paths), default=0) + 1 if len(looks) >= LEAST_LOOKS else 1):
+    for depth in range(1, max(map(len, paths), default=0) + 1 if len(looks) >= LOCATED_LOOKS else 1):
         sites = Counter(tuple(step.site for step in path[:depth]) for path in paths if len(path) >= depth)
         (common, count) = sites.most_common(1)[0]
         if count < HALF * len(looks):

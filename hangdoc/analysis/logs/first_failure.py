@@ -58,17 +58,19 @@ def failures(case: Case, logs: JobLogs) -> dict[Key, Failure]:
 
 
 def _logged_error(logs: JobLogs) -> tuple[Key, LogEvent] | None:
-    """The only exception of a rank that its logger printed, and after which it does not go on: it may be caught.
+    """The only exception of a rank that was printed, and after which it does not go on: it may have been caught.
 
-    Of a rank that never counted, the progress of the others is taken for its own.
+    Of one that its logger printed and that never counted, the progress of the others is taken for its own.
     """
-    logged = [(key, event) for key, event in logs.of_ranks("exception") if "uncaught" not in event.fields]
-    if len(logged) != 1 or caused_by_peer(logged[0][1]):
+    printed = [(key, event) for key, event in logs.of_ranks("exception") if "uncaught" not in event.fields]
+    if len(printed) != 1 or caused_by_peer(printed[0][1]):
         return None
-    key, event = logged[0]
+    key, event = printed[0]
     own = [other for rank, other in logs.of_ranks("progress") if rank == key]
-    goes_on = any(other.line > event.line for other in own) if own else followed(logs, event, "progress")
-    return None if goes_on else (key, event)
+    if not own and ("logged" not in event.fields or followed(logs, event, "progress")):
+        return None
+    waited = any(rank != key for rank, _ in logs.of_ranks(*TIMEOUTS)) or "logged" in event.fields
+    return (key, event) if waited and all(other.line < event.line for other in own) else None
 
 
 def _local_error(logs: JobLogs) -> tuple[Key, LogEvent] | None:

@@ -17,6 +17,7 @@ from hangdoc.analysis.ranks.conditions import MODEL_PARTS, names, negated, parts
 from hangdoc.evidence import Branch, Loop, Place, Variable
 
 COUNTED = re.compile(r"\bin\s+(?:\w+\.)?t?range\(")
+CONDITIONAL = re.compile(r"\S\s+if\s.+\selse\s")
 WHILE = re.compile(r"while (.+):$")
 # Operations of torch.distributed that ranks often call from different arms of one `if`.
 EACH_IN_ITS_WAY = re.compile(r"(i?send|i?recv|gather|scatter)(_object(_list)?)?|batch_isend_irecv")
@@ -65,7 +66,7 @@ def relate(a: Steps, b: Steps) -> Relation:
     again = any(step.place is not None and step.place.loops for step in a[:depth])
     found = _by_lines(own, peer, own.place, peer.place, again)
     if found.kind == "other_call":
-        found = replace(found, kind=_by_order(own.place.calls, a[depth + 1 :], b[depth + 1 :]))
+        found = replace(found, kind=_by_order(own.place, a[depth + 1 :], b[depth + 1 :]))
     if found.kind in ("ahead", "behind", "left_loop", "in_loop"):
         found = _by_callees(found, a, b, depth)
     found = replace(found, laps=_laps(a[: depth + 1], b[: depth + 1]))
@@ -394,9 +395,14 @@ def _by_lines(own: Step, peer: Step, here: Place, there: Place, again: bool) -> 
     return _by_branches(own, peer, here, there, common)
 
 
-def _by_order(calls: Sequence[str], own: Steps, peer: Steps) -> str:
-    """The relation of two ranks in different functions called on one line, from the order of the calls."""
-    names = [call.rsplit(".", 1)[-1] for call in calls]
+def _by_order(place: Place, own: Steps, peer: Steps) -> str:
+    """The relation of two ranks in different functions called on one line, from the order of the calls.
+
+    Of the arms of a conditional expression, no rank goes through both.
+    """
+    if CONDITIONAL.search(place.text):
+        return "other_call"
+    names = [call.rsplit(".", 1)[-1] for call in place.calls]
     places = [names.index(rest[0].function) if rest and rest[0].function in names else -1 for rest in (own, peer)]
     if -1 in places or places[0] == places[1]:
         return "other_call"
