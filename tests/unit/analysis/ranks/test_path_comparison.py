@@ -33,6 +33,7 @@ def main():
     train(rank, loader)
     barrier()
     evaluate(); reconfigure(train_again())
+    learn() if rank == 0 else act()
 """
 
 
@@ -67,6 +68,7 @@ MAIN, TRAIN = ("main", 19), "train"
         ([("main", 21), ("reconfigure", 30)], [("main", 21), ("train_again", 40)], "ahead", None),
         ([("main", 21), ("evaluate", 30)], [("main", 21), ("train_again", 40)], "behind", None),
         ([("main", 21), ("evaluate", 30)], [("main", 21), ("unknown", 40)], "other_call", None),
+        ([("main", 22), ("learn", 30)], [("main", 22), ("act", 40)], "other_call", None),  # arms, and no order
         ([("main", 20)], [("other", 20)], "apart", None),
     ],
 )
