@@ -39,6 +39,7 @@ class TransportJob:
     count: int = 0  # such lines
     hosts: int = 0  # hosts that report one; with `peer`, those that name it
     peer: tuple[Suspect, ...] = ()  # the only host that all other reporters name
+    port: str | None = None  # with `peer`: the number of its port, "rlid 47", and no line gives the host
     bridge: str | None = None  # an address of `failed` that is usually the host's own, of docker0 or virbr0
     unmet: tuple[Suspect, ...] = ()  # the only address that ranks of several hosts cannot connect to
 
@@ -69,6 +70,7 @@ class TransportDetector(Detector[object, TransportJob]):
             count=len(failed),
             hosts=naming or len(reporters),
             peer=on_hosts(case, [Suspect(None, None, peer)] if peer else ()),
+            port=peer if peer and " " in peer else None,
             bridge=next((one for _, event in failed if OF_BRIDGE.match(one := peer_of(event))), None),
             unmet=on_hosts(case, _unmet(logs)),
         )

@@ -145,8 +145,10 @@ class Placement:
         if gpu.isdecimal():
             return self.gpus.get((_short(host), int(gpu[:9])))
         at, bus = _short(host), bus_of(gpu)
-        if (rank := self.buses.get((at, bus), self.buses.get(("", bus)))) is not None:
-            return rank
+        if (at, bus) in self.buses:
+            return self.buses[at, bus]
+        if self.local_is_rank and ("", bus) in self.buses:  # of the only host
+            return self.buses["", bus]
         index = self.indices.get((at, bus), self.indices.get(("", bus)))
         rank = self.gpus.get((at, index)) if index is not None else None
         return index if rank is None and self.index_is_rank and not self.gpus else rank

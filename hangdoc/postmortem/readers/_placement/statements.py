@@ -90,9 +90,10 @@ _HOST_AND_RANKS = re.compile(
 )
 # Each with its device: `ranks -> gpus: 0 17:00.0, 1 31:00.0`.
 _BUS_LIST = re.compile(
-    r"\branks?\b[^:\n\d]{0,40}:((?:\s{0,4},?\s{0,2}\d{1,6}[ :=]{1,3}(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:00\.0){2,64})", re.I
+    r"\branks?\b[^:\n\d]{0,40}:((?:\s{0,4},?\s{0,2}\d{1,6}[ :=]{1,3}(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:00\.0){2,64})",
+    re.IGNORECASE,
 )
-_RANK_AND_BUS = re.compile(r"(\d{1,6})[ :=]{1,3}((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:00\.0)", re.I)
+_RANK_AND_BUS = re.compile(r"(\d{1,6})[ :=]{1,3}((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:00\.0)", re.IGNORECASE)
 # By the last letter of the host: `rank a=0 b=1 c=2`.
 _LETTER_LIST = re.compile(r"\branks? ((?:[a-z]=\d{1,4},? ){1,25}[a-z]=\d{1,4})\b")
 _ASKED = re.compile(r"[^.;]{0,60}\?")

@@ -129,6 +129,8 @@ def test_pids(text: str, pids: dict[int, int]) -> None:
         ("rank 12 is on GPU 4 of hb22, that is 0000:9b:00.0", "00000000:9B:00.0", 12),
         ("hb21 holds ranks 0-7, hb22 holds ranks 8-15\n    torch.cuda.set_device(local_rank)", "6", 14),
         ("rank = 8 * node_rank + gpu, node rank 0 is hb21, node rank 1 is hb22", "6", 14),
+        ("ranks -> gpus: 0 17:00.0, 1 9b:00.0", "00000000:9B:00.0", 1),
+        ("hb21 holds ranks 0-1, hb22 holds ranks 2-3\nranks -> gpus: 0 17:00.0, 1 9b:00.0", "00000000:9B:00.0", None),
         ("hb21 holds ranks 0-7, hb22 holds ranks 8-15", "6", None),  # which GPU a rank uses is open
         ("hb21 holds ranks 0-7, hb22 holds ranks 8-15; nothing sets CUDA_VISIBLE_DEVICES", "6", 14),
         (
