@@ -67,6 +67,10 @@ class Source:
         """The rank in the file's name."""
         return rank_in_name(self.path.name)
 
+    def line_number(self, line: int) -> int:
+        """The number in the file of a line of the text; both from 1."""
+        return line
+
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
         """The decompressed content (gzip, zstd). Raises OSError on damage."""

@@ -63,7 +63,6 @@ class TextSource(Source):
         return address_book(outer_lines(self.content.decode("utf-8", "replace")), self.content)
 
     def line_number(self, line: int) -> int:
-        """The number in the file of a line of the text; both from 1."""
         return self.numbers[line - 1] if 0 < line <= len(self.numbers) else line
 
     @contextmanager

@@ -66,8 +66,8 @@ class LogReader:
                     summary.damage = "it has more lines than a file of its size can hold"
                     break
                 collector.text_line = matched.number
-                if isinstance(source, TextSource):
-                    matched = replace(matched, number=source.line_number(matched.number))
+                if (in_file := source.line_number(matched.number)) != matched.number:
+                    matched = replace(matched, number=in_file)
                 if found := _anchors_in(matched, search, counts):
                     for pattern, line, match in _events(matched, parse(matched.text, style), found):
                         collector.add(pattern.kind, matched, line, match)

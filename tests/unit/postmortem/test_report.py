@@ -49,3 +49,17 @@ def test_a_last_line_that_may_be_cut_changes_nothing_that_does_not_rest_on_it(tm
         whole.findings[0].confidence,
         whole.findings[0].reasons,
     )
+
+
+def test_what_follows_a_wrapped_line_follows_it(tmp_path: Path) -> None:
+    """Counters have the numbers of their lines in the file, as messages have."""
+    waits = "[INFO] Waiting in store based barrier to initialize process group for rank: {}, k\ney: "
+    waits += "store_based_barrier_key:1 (world_size=4, worker_count=3, timeout=1:00:00)\n"
+    text = "".join(map(waits.format, (2, 0, 3, 0, 2, 3)))
+    path = tmp_path / "wrapped"
+    path.write_text(text)
+    (verdict,) = reported(path).verdicts
+    assert verdict.findings[0].playbook == "missing-worker"
+    path.write_text(text + "epoch 0 step 10/400 loss 2.310\nepoch 0 step 20/400 loss 2.188\n")
+    (verdict,) = reported(path).verdicts
+    assert verdict.findings == ()

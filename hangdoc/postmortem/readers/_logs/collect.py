@@ -126,6 +126,7 @@ class LogCollector:
 
     def __init__(self, source: Source, style: PrefixStyle, crashes: bool = True) -> None:
         self.name, self.style = source.name, style
+        self.line_number = source.line_number  # in the file, of a line of the text
         self.crashes = crashes  # False: another reader takes the stacks of fatal errors
         self.path_origin = file_origin(source)
         self.origins = OriginResolver(self.path_origin, source.head_text, style)
@@ -416,7 +417,7 @@ class LogCollector:
                 continue
             part = self.events.get((self.run, origin), _OriginEvents())
             tracebacks = [event.line for event in (*part.first, *part.last) if event.kind == "exception"]
-            if any(0 <= error.line - line < MAX_CHAIN for line in tracebacks):
+            if any(0 <= self.line_number(error.line) - line < MAX_CHAIN for line in tracebacks):
                 continue  # an exception of a chain
             known_rank = self.origins.resolve(origin, self.run).rank is not None
             if self.events or known_rank or _OF_A_JOB.search(error.text):
@@ -433,7 +434,9 @@ class LogCollector:
             fields = {"name": printed.name, "value": redact(printed.name, printed.value)[:FIELD]}
             fields |= {"step": str(printed.step)} if printed.step is not None else {}
             fields |= {"form": redact_text(printed.form)[:FIELD]} if printed.form else {}
-            event = LogEvent("printed", printed.text[:TEXT], self.name, printed.line, printed.at_s, fields)
+            event = LogEvent(
+                "printed", printed.text[:TEXT], self.name, self.line_number(printed.line), printed.at_s, fields
+            )
             if self.origins.resolve(origin, self.run).rank is not None:
                 self._events_of(origin).add(event)
             elif printed.form and origin.host and (placed := self.placement.ranks_of(origin.host)):
@@ -441,12 +444,16 @@ class LogCollector:
                     self._events_of(LineOrigin(rank, None, origin.host)).add(event)
         if (alone := ending.alone) and self.origins.ranks.keys() <= {0}:  # each calls itself rank 0
             fields = {"processes": str(alone.processes), "tasks": str(alone.tasks)}
-            event = LogEvent("alone", redact_text(alone.text.strip())[:TEXT], self.name, alone.line, None, fields)
+            event = LogEvent(
+                "alone", redact_text(alone.text.strip())[:TEXT], self.name, self.line_number(alone.line), None, fields
+            )
             self._events_of(LineOrigin()).add(event)
         if pace := ending.pace:
             fields = {"usual_s": f"{pace.usual_s:.6g}", "recompiling_s": f"{pace.recompiling_s:.6g}"}
             fields |= {"steps": str(pace.recompiling)}
-            event = LogEvent("step_pace", redact_text(pace.text)[:TEXT], self.name, pace.line, None, fields)
+            event = LogEvent(
+                "step_pace", redact_text(pace.text)[:TEXT], self.name, self.line_number(pace.line), None, fields
+            )
             self._events_of(LineOrigin()).add(event)
         if self.versions and self.events:
             text = ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -455,13 +462,18 @@ class LogCollector:
     def _error_event(self, error: ErrorLine) -> LogEvent:
         fields = {"type": error.type, "message": error.message[:FIELD], "bare": "yes"}
         fields |= {"by_torch": "yes"} if error.by_torch else {}
-        return LogEvent("exception", error.text[:TEXT], self.name, error.line, error.at_s, fields)
+        return LogEvent("exception", error.text[:TEXT], self.name, self.line_number(error.line), error.at_s, fields)
 
     def _counter_event(self, counter: Counter) -> LogEvent:
         numbers = {"epoch": counter.epoch or 0, "at": counter.at, "of": counter.of, "every": counter.every}
         fields = {name: str(number) for name, number in numbers.items() if number is not None}
         return LogEvent(
-            "progress", counter.text[:TEXT], self.name, counter.line, counter.at_s, {"unit": counter.unit, **fields}
+            "progress",
+            counter.text[:TEXT],
+            self.name,
+            self.line_number(counter.line),
+            counter.at_s,
+            {"unit": counter.unit, **fields},
         )
 
     def _bytes_event(self, counter: Counter) -> LogEvent:
@@ -470,7 +482,9 @@ class LogCollector:
             "what": counter.unit.removeprefix(BYTES).strip(),
             "percent": str(100 * counter.at // (counter.of or 1)),
         }
-        return LogEvent("preparing", counter.text[:TEXT], self.name, counter.line, counter.at_s, fields)
+        return LogEvent(
+            "preparing", counter.text[:TEXT], self.name, self.line_number(counter.line), counter.at_s, fields
+        )
 
     def _in_order(self, kind: str, end: End, before: frozenset[str]) -> End:
         """The end of a process, given the kinds of the lines before.
