@@ -123,7 +123,7 @@ _LISTED = re.compile(
 PID_FIRST = re.compile(
     r"\s{0,8}(\d{3,9})[\s:=,>-]{1,8}(?:[A-Z_]{1,40}=\S{1,40}\s{1,4}){0,8}"
     r"(?:RANK=|SLURM_PROCID=|(?:global )?rank[ =:]{0,2})(\d{1,6})(?!\d)(?:\s{1,4}[A-Z_]{1,40}=\S{1,60}){0,8}"
-    r"(?:\s{1,4}[A-Z][a-z+<]{0,3})?\s*"  # its state, as in ps
+    r"(?:\s{1,4}[A-Z][a-z+<]{0,3}(?:\s{1,40}(?:-|\w{1,60}))?)?\s*"  # its state and where it sleeps, as in ps
 )
 
 _ENVIRON = re.compile(r"/proc/(?:(\d{1,9})|[^\s/]{1,40})/environ\b")
