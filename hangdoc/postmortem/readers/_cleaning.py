@@ -244,6 +244,9 @@ _OWN_HOST = re.compile(
 )
 
 
+_HOST_LABEL = re.compile(r"([A-Za-z][\w.-]{0,61}\d): (?=\S)")  # of pdsh and clush
+
+
 def _without_label(lines: list[TextLine]) -> list[TextLine]:
     """Without the name that stands in front of every line, if lines say that they are of other hosts."""
     names: set[str] = set()
@@ -257,7 +260,8 @@ def _without_label(lines: list[TextLine]) -> list[TextLine]:
         return lines
     rest = [replace(line, text=_LABEL.sub("", line.text, count=1)) for line in lines]
     hosts = {name for line in rest if (own := _OWN_HOST.match(line.text)) for name in own.groups() if name}
-    return rest if hosts - names else lines
+    labels = {found[1] if (found := _HOST_LABEL.match(line.text)) else "" for line in rest if line.text.strip()}
+    return rest if hosts - names or (len(labels) > 1 and "" not in labels) else lines
 
 
 def _without_numbers(lines: list[TextLine]) -> list[TextLine]:
