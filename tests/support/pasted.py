@@ -55,6 +55,7 @@ GROUPS = (
     "thirtieth",
     "thirtyfirst",
     "thirtysecond",
+    "thirtythird",
 )
 CLASSES = (
     "collective_wait",
