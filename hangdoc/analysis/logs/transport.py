@@ -7,6 +7,7 @@ so only a peer that all other hosts name stands out.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from hangdoc.analysis.thresholds import COMPARABLE_RANKS, REPORTERS, SOCKET_RATE
 from hangdoc.evidence.logs import LogEvent
 
 MAX_SUSPECTS = 16
+OF_PORT = re.compile(r"[rd]?lid\b")  # a peer of which only the number of its InfiniBand port is known
 FALLBACKS = frozenset({"Socket", "Disabled"})  # what NCCL takes where the better choice is missing
 
 
@@ -39,7 +41,7 @@ class TransportJob:
     count: int = 0  # such lines
     hosts: int = 0  # hosts that report one; with `peer`, those that name it
     peer: tuple[Suspect, ...] = ()  # the only host that all other reporters name
-    port: str | None = None  # with `peer`: the number of its port, "rlid 47", and no line gives the host
+    port: str | None = None  # with `peer`: the number of its port, "rlid 47", "dlid=47", and no line gives the host
     bridge: str | None = None  # an address of `failed` that is usually the host's own, of docker0 or virbr0
     unmet: tuple[Suspect, ...] = ()  # the only address that ranks of several hosts cannot connect to
 
@@ -70,7 +72,7 @@ class TransportDetector(Detector[object, TransportJob]):
             count=len(failed),
             hosts=naming or len(reporters),
             peer=on_hosts(case, [Suspect(None, None, peer)] if peer else ()),
-            port=peer if peer and " " in peer else None,
+            port=peer if peer and OF_PORT.match(peer) else None,
             bridge=next((one for _, event in failed if OF_BRIDGE.match(one := peer_of(event))), None),
             unmet=on_hosts(case, _unmet(logs)),
         )

@@ -159,6 +159,10 @@ _CHILDREN = re.compile(
     r"(?P<pids>\d{3,9}(?:[ ,]{1,3}\d{3,9}){0,256})\b",
     re.IGNORECASE,
 )
+# `pid 3388, child of 3071 (pt_data_worker)`
+_CHILD_OF = re.compile(
+    r"\s{0,8}(?:pid )?(?P<pid>\d{3,9}),? (?:is )?(?:a )?child of (?:pid )?(?P<parent>\d{3,9})\b.{0,60}", re.IGNORECASE
+)
 # Processes of the list, as a heading: `5511, 5512, 5513 look all as this:`, `and 5514:`.
 _PIDS_ABOVE = re.compile(
     r"\s{0,8}(?:and |pids? ){0,2}(\d{3,9}(?:(?:, ?(?:and )?| and | & | )\d{3,9}){0,64})\b[^\d\n]{0,40}:\s*"
@@ -317,6 +321,10 @@ class OwnerHints:
             self._observe_alike(mark.rank if mark.rank is not None else self._taken)
             return
         if self._observe_next(text):
+            return
+        if (child_of := _CHILD_OF.fullmatch(text)) and len(self.parents) < MAX_COMPANIONS:
+            self.parents[int(child_of["pid"])] = int(child_of["parent"])
+            self.pid, self.updated = int(child_of["pid"]), True
             return
         if children := _CHILDREN.search(text):
             for child in re.findall(r"\d+", children["pids"])[: MAX_COMPANIONS - len(self.parents)]:

@@ -39,6 +39,7 @@ _THREAD_LINE = re.compile(r"\bThread (?:0x[0-9A-Fa-f]{1,16}|\d{1,18}) \((?:idle|
 _FRAME_LINE = re.compile(
     r"\([^()\n]{1,1000}:\d{1,9}\)[ \t\r]*$|\([^()\n]{1,400}\.so[.\d]{0,20}\)[ \t\r]*$", re.MULTILINE
 )
+_OF_PID = re.compile(r"pid \d")  # a heading: `pid 3388, child of 3071 (pt_data_worker)`
 _SECTION = re.compile(r"\s*(Arguments|Locals):\s*")
 _VARIABLE = re.compile(r"\s*([A-Za-z_.]\w*): (.*)")
 _LINE = re.compile(r"(.*):(\d{1,9})")
@@ -162,7 +163,8 @@ class _Parser:
             thread.fill(self._earlier, self._process.rank if self._process else None)
         record = stacks_record(self._threads, self._python)
         if self._process is not None and record is not None:
-            dump = ProcessDump(self._process, record, self._command, self._parent)
+            told = self._hints.parents.get(self._process.pid) if self._process.pid is not None else None
+            dump = ProcessDump(self._process, record, self._command, self._parent or told)
             self.pieces.append(Piece(self._process, "stacks", dump))
         self._process, self._command, self._parent, self._python, self._threads = None, "", None, None, []
 
@@ -185,6 +187,8 @@ def _frame(text: str) -> tuple[str, str] | None:
     """The function of a frame, and the content of its last balanced parentheses."""
     text = _REMARK.sub(r"\1", text.strip())
     if not text.endswith(")") or len(text) > 8192 or _OWNER.search(text) or _NOTED.fullmatch(text):
+        return None
+    if _OF_PID.match(text):
         return None
     depth = 0
     for at in range(len(text) - 1, 0, -1):

@@ -38,6 +38,7 @@ class GpuUse:
 
     _used: set[int] = field(default_factory=set)  # numbers of GPUs that the job uses
     _listed: set[int] = field(default_factory=set)  # lengths of the lists that have ended
+    _indices: set[int] = field(default_factory=set)  # of all rows
     _next: int = 0  # index that the next row of a list has
     _restricted: bool = False
 
@@ -50,6 +51,7 @@ class GpuUse:
             self._restricted = self._restricted or not gpus or gpus != list(range(len(gpus)))
         row = _ROW.match(text)
         index = int(row["gpu"]) if row else None
+        self._indices |= {index} if index is not None else set()
         if index == self._next < MAX_GPUS:
             self._next += 1
         elif not text.strip() or (index is not None and index != self._next - 1):
@@ -60,6 +62,13 @@ class GpuUse:
     def whole_host(self) -> bool:
         """True if the job uses all GPUs of each host of which a list is shown, each rank the GPU of its number."""
         return len(self._lengths) == 1 and self._used == self._lengths and not self._restricted
+
+    @property
+    def most_of_host(self) -> bool:
+        """True if rows show most of as many GPUs as the job uses, in any order, and no other."""
+        used = max(self._used, default=0)
+        fits = len(self._used) == 1 and bool(self._indices) and max(self._indices) < used
+        return fits and 2 * len(self._indices) > used and not self._restricted
 
     @property
     def _lengths(self) -> set[int]:

@@ -33,6 +33,7 @@ MAX_LINES = 2_000  # at the beginning of a text, and at its end: nobody states i
 MAX_STATING = 2_000  # lines that name a rank, a node or a process
 MAX_LOCAL = 10_000  # number of a rank or GPU on its host
 LEAST_SPAN = 4  # ranks in one statement about a host: it speaks of all that run there
+_COMMENTED = re.compile(r"\s#\s{0,2}(?:this is |on |of )?(?:global[ _-]?)?rank[ =:#]{0,3}(\d{1,6})\s*$", re.IGNORECASE)
 LEAST_LABELS = 2  # lines with a name in front that make it the name of a host
 
 _LABEL = re.compile(r"\s{0,4}(?:\[|=+ |-+ |#+ )?([A-Za-z][\w.-]{1,60})(?:\]|:| \||:\d{1,9}:\d{1,9} \[)")
@@ -183,7 +184,7 @@ def placement_of(text: str) -> Placement:
         layout.feed(line)
         gpu_use.feed(line)
         hosts.update(_named_host(line))
-        if row := table.feed(line):
+        if row := table.feed(line) or _of_prompt(line):
             stated.append(row)
         elif logged := _LOGGED.match(line):
             of_pid[int(logged[2])] = int(logged[1])
@@ -224,6 +225,13 @@ def _named_host(line: str) -> dict[str, int]:
     return {label[1].lower(): 1} if label and is_host else {}
 
 
+def _of_prompt(line: str) -> Seat | None:
+    """The rank that a comment behind a command gives to the host of the prompt: `me@box-b:~$ hostname  # RANK=1`."""
+    said = _COMMENTED.search(line) if "#" in line else None
+    prompt = prompt_of(line) if said else None
+    return Seat((int(said[1]),), prompt.host) if said and prompt and prompt.host and prompt.states_host else None
+
+
 def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout, gpu_use: GpuUse) -> Placement:
     per_node, stated = layout.per_node, _with_whole_names(stated)
     hosts = _unique((rank, seat.host) for seat in stated if seat.host for rank in seat.ranks)
@@ -258,7 +266,12 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout,
         per_node=per_node,
         one_node=one_node,
         local_is_rank=local_is_rank,
-        index_is_rank=local_is_rank and (numbering.gpu_is_rank or (first_node and gpu_use.whole_host)),
+        index_is_rank=local_is_rank
+        and (
+            numbering.gpu_is_rank
+            or (first_node and gpu_use.whole_host)
+            or (one_node and per_node is not None and gpu_use.most_of_host)
+        ),
         ordinal_is_rank=numbering.ordinal_is_rank,
     )
 

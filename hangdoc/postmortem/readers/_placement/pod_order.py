@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 MAX_LINE = 600  # characters
 MAX_PODS = 4096
 _JOB = re.compile(r"\bpytorch-?jobs?\b|\bPET_NODE_RANK\b", re.IGNORECASE)
+_OPERATOR = "training.kubeflow.org/"  # in its labels; of its jobs, only those of PyTorch and XGBoost have a master
 _ELASTIC = re.compile(r"\brdzv|PET_RDZV|elastic_?policy|max_?restarts", re.IGNORECASE)
 _POD = re.compile(
     r"(?<![\w.-])(?P<job>[a-z0-9](?:[a-z0-9-]{0,80}[a-z0-9])?)-(?P<role>master|worker)-(?P<number>\d{1,4})(?![\w-])"
 )
-_SIZE = re.compile(r"\bWORLD_SIZE[\"']?[:=] {0,20}[\"']?(\d{1,5})\b")
+_SIZE = re.compile(
+    r"\bWORLD_SIZE[\"']?[:=] {0,20}[\"']?(\d{1,5})\b|\bwaiting for clients\. \d{1,5}/(\d{1,5}) clients joined"
+)
 _GPUS = re.compile(r"\b(?:nvidia|amd)\.com/gpu\"?: {1,8}\"?(\d{1,3})\b")  # the limit of a container
 
 
@@ -35,6 +38,7 @@ class PodOrder:
     """Takes the lines of a text in order."""
 
     _named: bool = False
+    _operated: bool = False  # the text shows the operator, and not the kind of the job
     _elastic: bool = False
     _pods: dict[str, tuple[str, int]] = field(default_factory=dict)  # pod -> job, node
     _gpus: set[int] = field(default_factory=set)
@@ -44,11 +48,12 @@ class PodOrder:
         if len(text) > MAX_LINE:
             return
         self._named = self._named or _JOB.search(text) is not None
+        self._operated = self._operated or _OPERATOR in text
         self._elastic = self._elastic or _ELASTIC.search(text) is not None
         if "com/gpu" in text and (gpus := _GPUS.search(text)):
             self._gpus.add(int(gpus[1]))
         if size := _SIZE.search(text):
-            self._sizes.add(int(size[1]))
+            self._sizes.add(int(size[1] or size[2]))
         if "-worker-" not in text and "-master-" not in text:
             return
         for pod in _POD.finditer(text):
@@ -67,4 +72,6 @@ class PodOrder:
         of_one = len({job for job, _ in self._pods.values()}) == 1
         found = {node: pod for pod, (_, node) in self._pods.items()}
         whole = len(found) == len(self._pods) > 1 and 0 in found
-        return found if self._named and of_one and whole and not self._elastic else {}
+        alone = self._sizes == {len(found)} and self._gpus <= {1}  # one rank in each pod
+        named = self._named or (self._operated and alone)
+        return found if named and of_one and whole and not self._elastic else {}
