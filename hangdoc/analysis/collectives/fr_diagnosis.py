@@ -59,6 +59,7 @@ class DumpJob:
     dumps: int = 0  # dumps read
     silent: tuple[int, ...] = ()  # ranks of the job without a dump
     suspects: tuple[Suspect, ...] = ()  # the same, if the other ranks wait for them
+    declared: bool | None = None  # the dumps say who is in the group at fault: nobody else can be missing
     moving: bool = False  # every dump was taken while its rank went from call to call
 
 
@@ -343,6 +344,7 @@ def _job(history: JobHistory, cause: Cause) -> DumpJob:
         dumps=len(history.records),
         silent=tuple(sorted(silent)),
         suspects=tuple(Suspect(rank) for rank in cause.silent),
+        declared=history.groups[cause.group].declared if cause.group is not None else None,
     )
 
 
