@@ -262,7 +262,12 @@ def _lossy(logs: JobLogs) -> Mapping[str | None, str]:
 
 
 def _erring(logs: JobLogs) -> Mapping[str | None, str]:
-    """Hosts with a port whose counter of corrupted frames grew between two readings."""
+    """Hosts with a port whose counter of corrupted frames grew between two readings.
+
+    A single reading counts where another host loses data to one peer alone: its own port would lose that of all.
+    """
+    reporters = {host for host, event in logs.unattributed if event.kind == "peer_losses"}
+    lossy = _lossy_peer(logs) is not None
     readings: dict[tuple[str | None, str, str], list[int]] = defaultdict(list)
     for host, event in logs.unattributed:
         value = number(event, "value") if event.kind == "port_counter" else None
@@ -272,6 +277,8 @@ def _erring(logs: JobLogs) -> Mapping[str | None, str]:
     for (host, interface, counter), values in readings.items():
         if values[-1] - values[0] >= CORRUPTED_FRAMES:
             found.setdefault(host, f"{counter} of {interface} grew from {values[0]} to {values[-1]}")
+        elif lossy and host not in reporters and values[-1] >= CORRUPTED_FRAMES:
+            found.setdefault(host, f"{counter} of {interface} is {values[-1]}")
     return found
 
 
