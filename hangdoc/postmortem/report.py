@@ -39,7 +39,7 @@ from hangdoc.verdict import CONFIDENCES, Finding, Verdict
 Warn = Callable[[str], None]
 MAX_WARNINGS = 20  # the rest is counted
 INTERNAL_ERROR = "internal error, please report it,"
-CUT = "the text does not end in a line feed, so that its last line may be cut, and this rests on that line"
+CUT = "it rests on the last line, which may be cut: the text does not end with a newline"
 
 
 class _Problems(list[str]):

@@ -66,7 +66,7 @@ class WorkerFacts:
     text: str | None = None  # source line at that site
     leaf: str | None = None  # its innermost frame
     stuck: bool | None = None  # the rank waits for helpers, and none of them will ever deliver
-    advancing: bool | None = None  # the rank waits, and helpers work for it
+    advancing: bool | None = None  # the rank waits, and helpers work for it, or the wait is too short to tell
 
 
 UNSEEN = WorkerFacts()

@@ -34,7 +34,7 @@ class ReadContext:
     following: deque[Source] = field(default_factory=deque)  # the next sources, for a reader that works ahead
     taken: frozenset[str] = frozenset()  # names of the readers that read the same text before
     files: int = 1  # of this report: of many, each is read less closely
-    whole_lines: bool = False  # without the last line of a pasted text that does not end in a line feed
+    whole_lines: bool = False  # without the last line of a pasted text that does not end with a newline
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from hangdoc.postmortem.readers._input_file import rank_in_name
+from hangdoc.postmortem.readers._logs.prefixes import HOST_LABEL
 
 MAX_LINE = 16 * 2**10  # characters; a longer line is left as it is
 LEAST_LABELLED = 4  # lines, for a name in front of every one to be a label
@@ -244,9 +245,6 @@ _OWN_HOST = re.compile(
 )
 
 
-_HOST_LABEL = re.compile(r"([A-Za-z][\w.-]{0,61}\d): (?=\S)")  # of pdsh and clush
-
-
 def _without_label(lines: list[TextLine]) -> list[TextLine]:
     """Without the name that stands in front of every line, if lines say that they are of other hosts."""
     names: set[str] = set()
@@ -260,7 +258,7 @@ def _without_label(lines: list[TextLine]) -> list[TextLine]:
         return lines
     rest = [replace(line, text=_LABEL.sub("", line.text, count=1)) for line in lines]
     hosts = {name for line in rest if (own := _OWN_HOST.match(line.text)) for name in own.groups() if name}
-    labels = {found[1] if (found := _HOST_LABEL.match(line.text)) else "" for line in rest if line.text.strip()}
+    labels = {found["host"] if (found := HOST_LABEL.match(line.text)) else "" for line in rest if line.text.strip()}
     return rest if hosts - names or (len(labels) > 1 and "" not in labels) else lines
 
 

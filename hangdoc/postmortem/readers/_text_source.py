@@ -28,7 +28,7 @@ MAX_CLEANED = 4 * 2**20  # bytes; longer texts are programs' output, which nobod
 ALWAYS_CLEANED = 32 * 2**10  # bytes
 MAX_CLEANED_FILES = 16 * 2**20  # bytes of one report; in later files, only those that need it at their beginning
 CLEANED = "bytes cleaned"  # key of ReadContext.shared
-OPEN_ENDS = "texts whose last line does not end in a line feed"  # key of ReadContext.shared
+OPEN_ENDS = "a text whose last line may be cut"  # key of ReadContext.shared
 SAMPLE = 8 * 2**10  # bytes at the beginning of a longer text, to see whether it needs cleaning
 MAX_SEARCHES = 64  # built for one text: each costs milliseconds and a MiB
 BEFORE, BEHIND = 16 * 2**10, 2 * 2**20  # bytes of a long text around the literals of a format
@@ -94,7 +94,7 @@ def text_source(source: Source, context: ReadContext) -> Source:
     context.shared[CLEANED] = context.shared.get(CLEANED, 0) + len(data)
     written = decode(data)
     if not written.endswith(("\n", "\r")):
-        context.shared[OPEN_ENDS] = context.shared.get(OPEN_ENDS, 0) + 1
+        context.shared[OPEN_ENDS] = True
         written = written[: written.rfind("\n") + 1] if context.whole_lines else written
     lines = cleaned(written)
     if damage:

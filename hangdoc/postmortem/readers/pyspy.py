@@ -39,7 +39,6 @@ _THREAD_LINE = re.compile(r"\bThread (?:0x[0-9A-Fa-f]{1,16}|\d{1,18}) \((?:idle|
 _FRAME_LINE = re.compile(
     r"\([^()\n]{1,1000}:\d{1,9}\)[ \t\r]*$|\([^()\n]{1,400}\.so[.\d]{0,20}\)[ \t\r]*$", re.MULTILINE
 )
-_OF_PID = re.compile(r"pid \d")  # a heading: `pid 3388, child of 3071 (pt_data_worker)`
 _SECTION = re.compile(r"\s*(Arguments|Locals):\s*")
 _VARIABLE = re.compile(r"\s*([A-Za-z_.]\w*): (.*)")
 _LINE = re.compile(r"(.*):(\d{1,9})")
@@ -177,8 +176,9 @@ _OWNER = re.compile(
 _REMARK = re.compile(
     r"(\.pyx?:\d{1,9}\))(?:\s{1,40}(?:#|<-|<=|//|--|\u2190|\u21d0|\().{0,400})$"
 )  # of a person, behind a frame
-_NOTED = re.compile(  # another heading: `[gn07] ranks 4,5 (all the same)`
-    r"(?:.{0,80}[\s\])])?[\[(=*#-]{0,8} ?(?:ranks?|workers?|gpus?|node|host)[ :=#_-]{0,3}\d.{0,200}\([^().:/]{1,60}\)",
+_NOTED = re.compile(  # other headings: `[gn07] ranks 4,5 (all the same)`, `pid 3388, child of 3071 (pt_data_worker)`
+    r"(?:.{0,80}[\s\])])?[\[(=*#-]{0,8} ?(?:ranks?|workers?|gpus?|pid|node|host)[ :=#_-]{0,3}\d.{0,200}"
+    r"\([^().:/]{1,60}\)",
     re.IGNORECASE,
 )
 
@@ -187,8 +187,6 @@ def _frame(text: str) -> tuple[str, str] | None:
     """The function of a frame, and the content of its last balanced parentheses."""
     text = _REMARK.sub(r"\1", text.strip())
     if not text.endswith(")") or len(text) > 8192 or _OWNER.search(text) or _NOTED.fullmatch(text):
-        return None
-    if _OF_PID.match(text):
         return None
     depth = 0
     for at in range(len(text) - 1, 0, -1):

@@ -60,7 +60,7 @@ _OF_TORCHRUN = re.compile(
 _OF_SIZE = re.compile(r"\[[\w./-]{1,60}\.py:\d{1,5}\] \((?P<rank>\d{1,6})/(?P<size>\d{1,6})\) (?=\S)")  # icefall
 _BRACKET = re.compile(r"\[(?P<rank>\d{1,4})\] (?=\S)")  # `[2] text`, where torch calls `[2] [rank2]: text` rank 2
 _BRACKETED = re.compile(rf"{_BRACKET.pattern}\[rank(?P<own>\d{{1,6}})\]")
-_HOST_LABEL = re.compile(r"(?P<host>[a-zA-Z][\w.-]*\d[\w.-]*): ")  # pdsh, clush
+HOST_LABEL = re.compile(r"(?P<host>[a-zA-Z][\w.-]*\d[\w.-]*): ")  # pdsh, clush
 _RANK_ANYWHERE = re.compile(r"\[rank(\d{1,6})\]:? ?")  # after a progress bar
 _NCCL = re.compile(
     r"(?:^|[\s\]:>])(?P<host>(?:\u2026[.-]{0,2})?[A-Za-z0-9][\w.-]*):(?P<pid>\d+):\d+ \[(?P<device>-?\d+)\] "
@@ -113,7 +113,7 @@ def prefix_style(head: str, written: float) -> PrefixStyle:
     at = datetime.fromtimestamp(max(written, 0.0), timezone.utc)
     labels = sum(bool(_LABEL.match(line)) for line in lines) >= many or _has_labelled_block(lines)
     tasks = labels and any(_OF_TORCHRUN.search(line) for line in lines if _LABEL.match(line))
-    hosts = [match["host"] for line in lines if (match := _HOST_LABEL.match(line))]
+    hosts = [match["host"] for line in lines if (match := HOST_LABEL.match(line))]
     named = len(hosts) >= many and len(set(hosts)) <= len(hosts) / 2
     bracketed = [match for line in lines if (match := _BRACKETED.match(line))]
     brackets = bool(bracketed) and all(match["rank"] == match["own"] for match in bracketed)
@@ -186,7 +186,7 @@ def _strip_prefix(line: Line, style: PrefixStyle) -> str | None:
             return text[match.end() :]
     styles = (
         (style.labels, _TASK if style.tasks else _LABEL),
-        (style.hosts, _HOST_LABEL),
+        (style.hosts, HOST_LABEL),
         (style.brackets and line.rank is None, _BRACKET),
         (style.sizes, _OF_SIZE),
     )

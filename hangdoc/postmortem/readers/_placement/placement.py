@@ -26,14 +26,13 @@ from hangdoc.postmortem.readers._placement.gpu_use import GpuUse
 from hangdoc.postmortem.readers._placement.layout import JobLayout
 from hangdoc.postmortem.readers._placement.numbering import RankNumbering
 from hangdoc.postmortem.readers._placement.pod_order import node_of
-from hangdoc.postmortem.readers._placement.statements import Seat, believable, may_state, seats_in
+from hangdoc.postmortem.readers._placement.statements import Seat, believable, may_state, rank_in_note, seats_in
 from hangdoc.postmortem.readers._placement.tables import PlacementTable
 
 MAX_LINES = 2_000  # at the beginning of a text, and at its end: nobody states it in the middle of a log
 MAX_STATING = 2_000  # lines that name a rank, a node or a process
 MAX_LOCAL = 10_000  # number of a rank or GPU on its host
 LEAST_SPAN = 4  # ranks in one statement about a host: it speaks of all that run there
-_COMMENTED = re.compile(r"\s#\s{0,2}(?:this is |on |of )?(?:global[ _-]?)?rank[ =:#]{0,3}(\d{1,6})\s*$", re.IGNORECASE)
 LEAST_LABELS = 2  # lines with a name in front that make it the name of a host
 
 _LABEL = re.compile(r"\s{0,4}(?:\[|=+ |-+ |#+ )?([A-Za-z][\w.-]{1,60})(?:\]|:| \||:\d{1,9}:\d{1,9} \[)")
@@ -227,9 +226,9 @@ def _named_host(line: str) -> dict[str, int]:
 
 def _of_prompt(line: str) -> Seat | None:
     """The rank that a comment behind a command gives to the host of the prompt: `me@box-b:~$ hostname  # RANK=1`."""
-    said = _COMMENTED.search(line) if "#" in line else None
-    prompt = prompt_of(line) if said else None
-    return Seat((int(said[1]),), prompt.host) if said and prompt and prompt.host and prompt.states_host else None
+    prompt = prompt_of(line)
+    noted = rank_in_note(line) if prompt and prompt.host and prompt.states_host else None
+    return Seat(noted[0], prompt.host) if prompt and noted else None
 
 
 def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout, gpu_use: GpuUse) -> Placement:

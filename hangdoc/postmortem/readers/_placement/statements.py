@@ -191,15 +191,22 @@ def _by_host(text: str) -> list[Seat]:
 
 def _of_noted_process(text: str) -> Seat | None:
     """The rank that a note at the end of a line gives to the process at its beginning."""
-    process, note = _OF_PROCESS.match(text), _NOTE.search(text)
-    if not process or not note or _NOT_NOW.search(note[1]):
+    process = _OF_PROCESS.match(text)
+    noted = rank_in_note(text) if process else None
+    return Seat(*noted, (int(process[1] or process[2]),)) if process and noted else None
+
+
+def rank_in_note(text: str) -> tuple[tuple[int], str | None] | None:
+    """The only rank in a note at the end of a line, and the host that the note names. None: there is none."""
+    note = _NOTE.search(text) if len(text) <= MAX_LINE else None
+    if not note or _NOT_NOW.search(note[1]):
         return None
     tokens = list(tokens_in(note[1]))
     ranks = [token.numbers for token in tokens if token.kind == RANK]
     hosts = [token.text for token in tokens if token.kind == HOST]
     if len(ranks) != 1 or len(ranks[0]) != 1:
         return None
-    return Seat(ranks[0], hosts[0] if len(hosts) == 1 else None, (int(process[1] or process[2]),))
+    return (ranks[0][0],), hosts[0] if len(hosts) == 1 else None
 
 
 class _Line:

@@ -57,6 +57,7 @@ from hangdoc.postmortem.readers._placement.placement import placement_of
             "  Rank 13 -- GPU 5 managed by process 118304 on node 10.71.4.22",
             {13: "10.71.4.22"},
         ),
+        ("me@box-a:~$ hostname   # RANK=0\nme@box-b:~$ hostname   # rank 1", {0: "box-a", 1: "box-b"}),
         # no statements
         ("rank 3 is not on cn31", {}),
         ("rank a=0 b=1 c=2\ntrn-a$ uptime\nlab-b$ uptime", {}),  # of two series
