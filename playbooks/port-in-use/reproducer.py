@@ -1,10 +1,11 @@
 """A job whose port is taken: rank 0 cannot listen there, and its peers connect to the process that does.
 
-python reproducer.py [--variant service|retries|store|launcher] [--ranks N]
+python reproducer.py [--variant service|replies|retries|store|launcher] [--ranks N]
 
 --variant   service: a service holds the port, rank 0 ends with the error and the script that started it does not
-            notice; retries: the same, and rank 0 keeps retrying; store: another training job holds the port;
-            launcher: two launchers on this host, with their rendezvous on the service's port
+            notice; replies: the same, and the service replies to whatever it gets and closes the connection; retries:
+            like service, and rank 0 keeps retrying; store: another training job holds the port; launcher: two
+            launchers on this host, with their rendezvous on the service's port
 """
 
 import argparse
@@ -81,13 +82,16 @@ def leave_with(starter):
     os._exit(0)
 
 
-def serve(port):
-    """A service that accepts connections and waits for a request in its own protocol."""
+def serve(port, patient):
+    """A service with its own protocol: a patient one waits for the empty line that ends a request."""
     server = socket.create_server(("0.0.0.0", port))
     while True:
         connection, _ = server.accept()
         with connection, contextlib.suppress(OSError):
-            connection.sendall(connection.makefile("rb").readline())
+            request = connection.recv(4096)
+            while patient and b"\r\n\r\n" not in request and (more := connection.recv(4096)):
+                request += more
+            connection.sendall(b"400 Bad Request\r\n\r\n")
 
 
 def other_job():
@@ -138,7 +142,7 @@ def main(variant, ranks):
     if variant == "store":
         daemon("--other-job", *starter, RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     else:
-        daemon("--service", str(port), *starter)
+        daemon("--service", str(port), "--variant", variant, *starter)
     while not occupied(port):
         time.sleep(0.1)
     processes = []
@@ -154,7 +158,7 @@ def main(variant, ranks):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=("service", "retries", "store", "launcher"), default="service")
+    parser.add_argument("--variant", choices=("service", "replies", "retries", "store", "launcher"), default="service")
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--service", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--other-job", action="store_true", help=argparse.SUPPRESS)
@@ -163,7 +167,7 @@ if __name__ == "__main__":
     if args.starter:
         threading.Thread(target=leave_with, args=(args.starter,), daemon=True).start()
     if args.service:
-        serve(args.service)
+        serve(args.service, patient=args.variant != "replies")
     elif args.other_job:
         other_job()
     elif "RANK" in os.environ:

@@ -106,6 +106,7 @@ class LogsFacts:
     lacks: str | None = None  # interface that is configured but missing on its host
     loopback: str | None = None  # the reason why it advertises a loopback address
     port: str | None = None  # port that was already in use
+    misled: str | None = None  # rendezvous address at which something other than a store answered
     unreached: str | None = None  # rendezvous address that it could not reach
     unmeshed: str | None = None  # log line: after the rendezvous it could not connect to its peers (gloo)
     refused: str | None = None  # address of a peer that refused its connection
@@ -172,6 +173,7 @@ class LogsJob:
     loopback: str | None = None  # the reason why a rank advertises a loopback address
     loopback_by: tuple[Suspect, ...] = ()  # that rank, if nothing else is known of it
     loopback_on: tuple[Suspect, ...] = ()  # its host, as the text states whose name leads to that address
+    misled: str | None = None  # rendezvous address at which something other than a store answered
     unreached: str | None = None  # rendezvous address that could not be reached
     unresolved: bool = False  # only because its name was unknown, at least for a time
     unmeshed: str | None = None  # log line: a rank could not connect to its peers (gloo)

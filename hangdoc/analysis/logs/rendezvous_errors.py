@@ -17,6 +17,7 @@ class RendezvousFields(TypedDict, total=False):
     lacks: str
     loopback: str
     port: str
+    misled: str
     unreached: str
     unmeshed: str
     refused: str
@@ -95,6 +96,8 @@ def _add(fields: RendezvousFields, event: LogEvent) -> None:
         fields["awaits"] = number(event, "missing") or 0
     elif event.kind == "port_in_use":
         fields["port"] = event.fields.get("address") or event.fields.get("port") or "a port"
+    elif event.kind == "not_a_store":
+        fields["misled"] = f"{event.fields['address']}:{event.fields['port']}"
     elif event.kind == "unreachable":
         fields["unreached"] = f"{event.fields.get('address', '?')}:{event.fields.get('port', '?')}"
 

@@ -34,6 +34,7 @@ class Arrival:
     meeting: Rendezvous | None
     launch: Launch | None  # of a launcher
     connected: bool | None  # to the rendezvous
+    dropped: bool  # the listener has closed its connection
     tried: str | None  # ip:port that did not answer
     unanswered_s: float | None  # for how long; None: no such attempt seen
     waited_s: float | None  # at least
@@ -70,7 +71,7 @@ def arrival(case: Case, key: Key) -> Arrival:
     launch, left_s = launch_in(case, key), _left(case, key, frames)
     since = [_standing(case, key), _rendezvous(case, key, frames)]
     if not isinstance(meeting, Rendezvous):
-        return Arrival(None, launch, None, None, None, _longest(since), left_s, age_s)
+        return Arrival(None, launch, None, False, None, None, _longest(since), left_s, age_s)
     port = meeting.port
     sockets = (record for _, record in case.series(key, "sockets") if isinstance(record, Sockets))
     looks = [record.connections for record in sockets] if port is not None else []
@@ -81,6 +82,7 @@ def arrival(case: Case, key: Key) -> Arrival:
         meeting,
         launch,
         connected,
+        any(one.state == "close_wait" and one.remote_port == port for look in looks for one in look),
         next((endpoint(one.remote, one.remote_port) for one in reversed(asked)), None),
         _unanswered(case, key, asked) if asked and connected is False else None,
         _longest([*since, _talked(newest, port)]),

@@ -37,6 +37,7 @@ class StartupFacts:
     agent: bool = False  # a launcher that waits for other hosts, not yet a rank
     part: str | None = None  # its part in the job: "node 1 with ranks 2-3"
     connected: bool | None = None  # to the rendezvous
+    dropped: bool = False  # the listener has closed its connection
     master: str | None = None  # address:port of the rendezvous
     resolved: str | None = None  # addresses of its host name
     tried: str | None = None  # ip:port that did not answer
@@ -70,7 +71,7 @@ class StartupJob:
     named: str | None = None  # who is missing: "rank 2", "ranks 4-5 (node 2)", "1 host"
     strangers: tuple[Suspect, ...] = ()  # unrelated processes that listen at the rendezvous address
     displaced: tuple[Suspect, ...] = ()  # rank 0, which should listen there, and the strangers
-    barred: bool = False  # a rank waits for the answer of a stranger
+    barred: bool = False  # a rank waits in vain for the answer of a stranger
     here: bool | None = None  # all ranks belong on this host
     waited_s: float | None = None  # since the last arrival, at least
     timeout_s: float | None = None  # of the first rank that gives up
@@ -87,7 +88,7 @@ class StartupDetector(Detector[StartupFacts, StartupJob]):
         waiting = {key: one for key, one in seen.items() if assembles(case, key)}
         roll = roll_call(case, seen, waiting)
         strangers = {key: holder for key, one in seen.items() if (holder := _stranger(case, one))}
-        barred = any(seen[key].connected and _waited(seen[key], UNANSWERED_S) for key in strangers)
+        barred = any(_barred(seen[key], key in waiting) for key in strangers)
         in_vain = barred or (bool(waiting) and _in_vain(case, roll, seen, waiting))
         facts = {
             key: _facts(case, key, seen.get(key), strangers.get(key), key in waiting, in_vain) for key in case.ranks
@@ -140,6 +141,11 @@ def _stranger(case: Case, one: Arrival) -> Holder | None:
         return meeting.holder
     gone = any(rank.target.rank == 0 and not _was_there(rank) for rank in case.ranks.values())
     return meeting.holder if gone and meeting.holder.pid is not None else None
+
+
+def _barred(one: Arrival, waits: bool) -> bool:
+    """True if it waits in vain at the address of a stranger, which does not answer or closes every connection."""
+    return _waited(one, UNANSWERED_S if one.connected else PATIENCE_S) and (waits or one.connected is True)
 
 
 def _was_there(rank: RankEvidence) -> bool:
@@ -239,6 +245,7 @@ def _facts(
         agent=target.role == "agent",
         part=_part(one),
         connected=one.connected,
+        dropped=one.dropped,
         master=target.master,
         resolved=", ".join(meeting.resolved) if meeting and meeting.resolved else None,
         tried=one.tried,

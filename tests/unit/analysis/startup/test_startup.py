@@ -216,6 +216,15 @@ def test_a_stranger_listens() -> None:
     assert found.job.stall.stalled
 
 
+def test_a_stranger_closes_every_connection() -> None:
+    """A service that does not understand a store's client replies and hangs up; the client tries again."""
+    ranks = [One(1, meeting=at(STRANGER), socket="close_wait"), One(2, meeting=at(STRANGER), socket=None)]
+    found = facts(*ranks, One(0, pid=-1))
+    assert (found.job.startup.barred, found.job.stall.stalled) == (True, True)
+    assert [one.startup.dropped for one in found.ranks if one.alive] == [True, False]
+    assert not facts(*ranks, One(0, pid=-1), seconds=4).job.startup.barred, "it may have just come"
+
+
 def test_rank_0_tries_again_and_again() -> None:
     found = facts(One(0, SLEEP, meeting=None, socket=None), One(1, meeting=at(STRANGER)), One(2, meeting=at(STRANGER)))
     assert [(one.rank, one.pid) for one in found.job.startup.displaced] == [(0, 100), (None, 7)]
