@@ -56,6 +56,7 @@ GROUPS = (
     "thirtyfirst",
     "thirtysecond",
     "thirtythird",
+    "thirtyfourth",
 )
 CLASSES = (
     "collective_wait",

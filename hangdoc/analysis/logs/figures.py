@@ -78,6 +78,7 @@ class FiguresJob:
     slow: tuple[Suspect, ...] = ()
     slow_why: str | None = None  # "forward 0.271 s on rank 11, 0.0885 s on others"
     slow_firm: bool = False  # by a wide margin, in a figure of its own work, and of three owners or more
+    others: frozenset[int] = frozenset()  # ranks of which the same figure shows that they are not slow
     loading: tuple[Suspect, ...] = ()
     loading_why: str | None = None
     loading_firm: bool = False  # by a wide margin, and of three owners or more
@@ -98,6 +99,7 @@ class _Outlier:
     owners: tuple[tuple[str, str], ...]  # kind of owner, owner
     why: str
     firm: bool
+    others: tuple[tuple[str, str], ...] = ()
 
 
 class FiguresDetector(Detector[FiguresFacts, FiguresJob]):
@@ -122,6 +124,9 @@ class FiguresDetector(Detector[FiguresFacts, FiguresJob]):
             slow=on_hosts(case, _suspects(slow, numbered)),
             slow_why=slow.why if slow else None,
             slow_firm=slow.firm and not any(one.staged for one in figures) if slow else False,
+            others=frozenset(int(owner) for of, owner in slow.others if of in RANKED and owner.isdecimal())
+            if slow
+            else frozenset(),
             loading=on_hosts(case, _suspects(loading, numbered)),
             loading_why=loading.why if loading else None,
             loading_firm=loading.firm if loading else False,
@@ -201,7 +206,8 @@ def _slow(values: Sequence[Figure]) -> _Outlier | None:
             continue
         if owners:
             firm = len(by_owner) >= COMPARABLE_RANKS and _much(by_owner, owners, usual)
-            outlier = _Outlier(_of(group.of, owners), _why(group, by_owner, owners, usual), firm)
+            others = _of(group.of, (owner for owner in by_owner if owner not in owners))
+            outlier = _Outlier(_of(group.of, owners), _why(group, by_owner, owners, usual), firm, others)
             found.append((ORDER.index(group.kind), outlier))
     if found:
         return min(found, key=lambda one: (not one[1].firm, one[0]))[1]

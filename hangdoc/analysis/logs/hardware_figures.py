@@ -97,7 +97,7 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
         for owner in {one.owner for several in values.values() for one in several if one.of == "gpu"}:
             host, _, number = owner.rpartition("/")
             gpus[host].add(number)
-        named = _Named(case, numbered_as_ranks(records), case.job(FiguresJob).slow, gpus)
+        named = _Named(case, numbered_as_ranks(records), case.job(FiguresJob), gpus)
         slowed, slowed_why = _slowed(values)
         idle, idle_why = _idle(values)
         busy, busy_why = _busy(values)
@@ -133,26 +133,27 @@ class _Named:
 
     case: Case
     numbered: Numbered
-    slow: Sequence[Suspect]  # by their own figures
+    figures: FiguresJob  # which ranks are slow by their own figures
     gpus: Mapping[str, Collection[str]]  # numbers of the GPUs in the texts, by host; of several hosts: local ones
 
     def of(self, owners: Sequence[tuple[str, str]]) -> tuple[Suspect, ...]:
         """If as many ranks are slow as GPUs or hosts are slowed, they are the same."""
         found = [one for of, owner in owners if (one := self._suspect(of, owner)) is not None]
         if any(one.rank is None for one in found) or len(found) < len(owners):
-            ranks = tuple(one for one in self.slow if one.rank is not None)
+            ranks = tuple(one for one in self.figures.slow if one.rank is not None)
             if ranks and len(ranks) == len(owners):
                 return ranks[:MAX_SUSPECTS]
         spread = [one for each in dict.fromkeys(found) for one in self._of_whole_host(each, owners)]
         return tuple(dict.fromkeys(spread))[:MAX_SUSPECTS]
 
     def _of_whole_host(self, one: Suspect, owners: Sequence[tuple[str, str]]) -> Sequence[Suspect]:
-        """The ranks of a host, if as many of its GPUs or processes are meant, or if just these ranks are slow."""
+        """The ranks of a host, if as many of its GPUs or processes are meant, or if just its ranks are slow."""
         if one.rank is not None or not one.host:
             return [one]
         at = [owner for _, owner in owners if owner.rpartition("/")[0] == one.host]
         ranks = set(ranks_of_host(self.case, one.host))
-        slow = bool(ranks) and ranks == {suspect.rank for suspect in self.slow}
+        late = {suspect.rank for suspect in self.figures.slow}
+        slow = late == ranks or (len(late) > 1 and late < ranks and self.figures.others.isdisjoint(ranks))
         whole = ("host", one.host) in owners or len(set(at)) == len(ranks) or slow
         return on_hosts(self.case, [one]) if whole else [one]
 

@@ -232,7 +232,7 @@ class LogsDetector(Detector[LogsFacts, LogsJob]):
         )
         ended = failures(case, logs)
         facts = {key: _facts(case, key, job, ended.get(key)) for key in case.ranks}
-        return facts, _job_facts(job, {key: failure.own for key, failure in ended.items() if failure.own})
+        return facts, _job_facts(case, job, {key: failure.own for key, failure in ended.items() if failure.own})
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,18 +356,22 @@ def _gradless(events: Sequence[LogEvent]) -> str | None:
     return names[-1] if names else f"number {found[-1]}" if found else None
 
 
-def _all_alike(logs: JobLogs, errors: Mapping[Key, LogEvent]) -> bool:
+def _all_alike(case: Case, logs: JobLogs, errors: Mapping[Key, LogEvent]) -> bool:
     """True if every rank raised the same exception at the same place: numbers in it may differ.
 
-    People show the whole traceback of one rank; of the others, the last line has no place.
+    People show the whole traceback of one rank; of the others, the last line has no place. Of a few, their launcher may
+    show the exit code alone, which is then that of most.
     """
     texts = {_NUMBERS.sub("#", event.text) for event in errors.values()}
     sites = {event.fields.get("site") for event in errors.values()} - {None}
-    whole = errors.keys() == set(logs.keys.values()) and logs.size in (None, len(errors))
-    return whole and len(errors) > 1 and len(texts) == 1 and len(sites) < 2
+    others = set(logs.keys.values()) - errors.keys()
+    codes = {end.code for key in errors if (end := case.ranks[key].end)}
+    exited = [key for key in others if (end := case.ranks[key].end) and end.code in codes]
+    whole = len(exited) == len(others) < len(errors) and logs.size in (None, len(errors) + len(others))
+    return whole and len(errors) > 1 + len(others) and len(texts) == 1 and len(sites) < 2
 
 
-def _job_facts(job: _Findings, errors: Mapping[Key, LogEvent]) -> LogsJob:
+def _job_facts(case: Case, job: _Findings, errors: Mapping[Key, LogEvent]) -> LogsJob:
     """`errors`: the exceptions of their own by which ranks are known to have failed."""
     logs, hardware, rendezvous = job.logs, job.hardware, job.rendezvous
     absent = limits.absent_ranks(logs.size, logs.keys) if logs.size else ()
@@ -418,7 +422,7 @@ def _job_facts(job: _Findings, errors: Mapping[Key, LogEvent]) -> LogsJob:
         raised_kind=error_kind(raised),
         raised_site=raised.fields.get("site") if raised else None,
         raised_line=f"{raised.source}:{raised.line}" if raised else None,
-        raised_alike=_all_alike(logs, errors),
+        raised_alike=_all_alike(case, logs, errors),
         began=any(True for _ in logs.all("progress")),
         misfit=misfit.text if misfit else None,
         misfit_site=misfit.fields.get("site") if misfit else None,

@@ -10,6 +10,7 @@ import codecs
 import html
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
@@ -19,6 +20,7 @@ from hangdoc.postmortem.readers._logs.prefixes import HOST_LABEL
 
 MAX_LINE = 16 * 2**10  # characters; a longer line is left as it is
 LEAST_LABELLED = 4  # lines, for a name in front of every one to be a label
+MAX_FILES = 64  # whose names begin lines
 LEAST_SAID = 3  # lines with the name of a person in front, for a text to be a chat
 QUOTED_LINES = 3  # in a row with a bar in front: fewer may be the rest of a table
 
@@ -312,7 +314,7 @@ def _without_files(lines: list[TextLine]) -> list[TextLine]:
     """Without the file names of grep; a name or a section of `tail` that states a rank becomes the line's prefix."""
     found: list[TextLine] = []
     section = ""
-    for line in lines:
+    for line in _files_apart(lines):
         text = line.text
         if match := _SECTION.fullmatch(text):
             section = _file_prefix(match[1]) if _TORCHRUN.search(match[1]) or _OF_LINES.search(match[1]) else ""
@@ -324,6 +326,19 @@ def _without_files(lines: list[TextLine]) -> list[TextLine]:
             text = _prefixed(section, text)
         found.append(replace(line, text=text) if text is not line.text else line)
     return found
+
+
+def _files_apart(lines: Sequence[TextLine]) -> Iterator[TextLine]:
+    """The lines of grep, cut where a file that several of them name begins in the middle of one."""
+    names = Counter(match[1] for line in lines if (match := _IN_FILE.match(line.text)))
+    several = [re.escape(name) for name, count in names.most_common(MAX_FILES) if count > 1]
+    begins = re.compile(rf"(?<=[^\s/:])(?=(?:{'|'.join(several)}):)")
+    for line in lines:
+        cuts = [match.start() for match in begins.finditer(line.text, 1)] if several else []
+        if cuts:
+            yield from (replace(line, text=line.text[a:b]) for a, b in pairwise([0, *cuts, len(line.text)]))
+        else:
+            yield line
 
 
 def _file_prefix(name: str) -> str:

@@ -17,9 +17,10 @@ _BARS = ("|", "\u2502", "\u2503")
 _BRACKETED = re.compile(r"\[[\w,. -]{1,40}\](?:<std(?:out|err)>)?:")
 _WORDS = re.compile(
     r"(?=[^A-Za-z\n]{0,30}[A-Za-z])"
-    r"(?:\S{1,60} {1,20}\S{1,60}(?:(?<=\d) {1,20}[A-Za-z%]{1,10}(?!\w))?|\S{0,60}\d\S{0,60}$)"
+    r"(?:\S{1,60}[ \t]{1,20}\S{1,60}(?:(?<=\d) {1,20}[A-Za-z%]{1,10}(?!\w))?|\S{0,60}\d\S{0,60}$)"
 )
-# What stands at the beginning of a line, wherever it is met: a prompt, the heading of a stack, a frame.
+# What stands at the beginning of a line, wherever it is met: a prompt, a row of a loop over PIDs, a bar, the heading of
+# a stack, a frame.
 _STACK = (
     r"Thread (?:0x[0-9a-f]{4,16} \((?:most|LWP)|\d{1,9} \((?:idle|active))|Process \d{1,9}: |Python v\d\."
     r"|Current thread 0x|Traceback \(most recent"
@@ -31,6 +32,9 @@ _FRAME = (
 _BEGINS = re.compile(
     r"(?<=\S)(?=\[[a-z_][\w.-]{0,31}@[\w.-]{1,63}[ :][^\]\s]{0,80}\][$#] |\(gdb\) [a-z]"
     r"|#\d{1,3} {1,3}0x[0-9a-f]{6,16} in )"
+    r"|(?<=[\w.)\]])(?=\$ [a-z][\w.-]{1,30} --?[a-zA-Z])"
+    r"|(?<=[^\s\d])(?=\d{3,9} RANK=\d)"
+    r"|(?:(?<=[.!?)\]])|(?<=[.!?)\]] )|(?<=[.!?)\]] {2})|(?<=[.!?)\]] {3}))(?=\d{1,3}%\|)"
     rf"|(?<=[\w.)])(?=(?:{_STACK}))"
     rf'|(?:(?<=\d\))|(?<=\w")|(?<=t\):)|(?<=[\w>)]))(?= {{2,12}}(?:{_FRAME}))'
 )
@@ -135,6 +139,8 @@ def only_prefixes(text: str, begin: int, end: int, most_words: int = 2) -> bool:
     """True if nothing but prefixes lies between: then the line is one message. A message has several words."""
     at, words = begin, 0
     while at < end:
+        if text.startswith("Traceback (most recent", at):
+            return False
         match = _STATED.match(text, at, end)
         if match is None or match.end() == at or words > 10:
             return False

@@ -234,6 +234,7 @@ def _of_prompt(line: str) -> Seat | None:
 def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout, gpu_use: GpuUse) -> Placement:
     per_node, stated = layout.per_node, _with_whole_names(stated)
     hosts = _unique((rank, seat.host) for seat in stated if seat.host for rank in seat.ranks)
+    hosts |= _between(hosts, per_node)
     doubted = {rank for seat in stated if seat.host for rank in seat.ranks if rank not in hosts}
     seats = [seat for seat in stated if doubted.isdisjoint(seat.ranks)]
     locals_ = _unique(_numbers(seats, "locals", hosts))
@@ -342,6 +343,26 @@ def _buses_of_nccl(communicators: Mapping[int, set[tuple[str, str, int]]]) -> di
     if len({host for host, _, _ in members}) == 1 and {rank for *_, rank in members} == set(range(size)):
         found |= {("", bus): rank for (_, bus), rank in found.items()}
     return found
+
+
+def _between(hosts: Mapping[int, str], per_node: int | None) -> dict[int, str]:
+    """The hosts of the ranks that a table leaves out: `0 a`, `7 a`, `8 b`, `15 b` shows blocks of eight.
+
+    Every host shows the first and the last rank of its block, or the text gives the number of ranks on each.
+    """
+    ranks_on: dict[str, list[int]] = defaultdict(list)
+    for rank, host in sorted(hosts.items()):
+        ranks_on[host].append(rank)
+    count = per_node or max((ranks[-1] - ranks[0] + 1 for ranks in ranks_on.values()), default=0)
+    blocks: dict[str, range] = {}
+    for host, ranks in ranks_on.items():
+        first = ranks[0] // count * count
+        blocks[host] = range(first, first + count)
+        if ranks[-1] not in blocks[host] or not (per_node or (ranks[0], ranks[-1]) == (first, first + count - 1)):
+            return {}
+    if len({block.start for block in blocks.values()}) < len(blocks) or len(blocks) < 2:
+        return {}
+    return {rank: host for host, block in blocks.items() for rank in block if rank < limits.MAX_RANKS}
 
 
 def _whole_hosts(seats: Iterable[Seat], hosts: Mapping[int, str], per_node: int | None) -> dict[str, Sequence[int]]:
