@@ -220,7 +220,7 @@ def shares_gpus_by_design(logs: JobLogs, per_host: int | None) -> bool:
     sharing = {rank for pair in pairs for rank in pair}
     of_one_gpu = len({event.fields.get("gpu") for event in events}) == 1
     if len(sharing) > 2 and (
-        len(sharing) == logs.size or (of_one_gpu and 2 * len(sharing) > (logs.size or max(sharing)))
+        len(sharing) == logs.size or (of_one_gpu and 2 * len(sharing) > (logs.size or max(sharing) + 1))
     ):
         return True
     if per_host is None or not pairs or logs.size not in (None, per_host):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
+from hangdoc.analysis.logs.arrivals import ArrivalsJob
 from hangdoc.analysis.logs.log_events import JobLogs, job_logs, known_host, last
 from hangdoc.analysis.logs.notices import MAX_SUSPECTS, NoticesJob
 
@@ -42,7 +44,9 @@ class TablesDetector(Detector[TablesFacts, TablesJob]):
         if logs is None:
             return dict.fromkeys(case.ranks, TablesFacts()), TablesJob()
         lost = {one.host for one in case.job(NoticesJob).storage_lost_at if one.rank is None}
-        return {key: replace(_facts(logs, key), storage_lost=key[0] in lost) for key in case.ranks}, _job(logs)
+        return {key: replace(_facts(logs, key), storage_lost=key[0] in lost) for key in case.ranks}, _job(
+            logs, case.job(ArrivalsJob).absent
+        )
 
 
 def _facts(logs: JobLogs, key: Key) -> TablesFacts:
@@ -57,14 +61,18 @@ def _facts(logs: JobLogs, key: Key) -> TablesFacts:
     )
 
 
-def _job(logs: JobLogs) -> TablesJob:
+def _job(logs: JobLogs, absent: Sequence[Suspect]) -> TablesJob:
+    """`absent`: ranks that did not come to the barrier at the start: as many as pods wait, these are their ranks."""
     pods = list(logs.all("pod_waits"))
     hung = [(host, event) for host, event in logs.unattributed if event.kind == "kernel_wait"]
     ranks = {key: rank for rank, key in logs.keys.items()}
     rank_of: dict[str, int | None] = dict.fromkeys(event.fields.get("pod", "") for event in pods)
     rank_of |= {event.fields.get("pod", ""): ranks.get(key) for key, event in logs.of_ranks("pod_waits")}
+    unstarted = [Suspect(rank, None, pod) for pod, rank in rank_of.items()]
+    if unstarted and len(unstarted) == len(absent) and all(one.rank is None for one in unstarted):
+        unstarted = list(absent) if len(absent) > 1 else [replace(unstarted[0], rank=absent[0].rank)]
     return TablesJob(
-        unstarted=tuple(Suspect(rank, None, pod) for pod, rank in rank_of.items())[:MAX_SUSPECTS],
+        unstarted=tuple(unstarted)[:MAX_SUSPECTS],
         unstarted_why=pods[0].text if pods else None,
         uncreated=bool(pods) and "uncreated" in pods[0].fields,
         hung=tuple(dict.fromkeys(Suspect(None, None, host) for host, _ in hung if known_host(host)))[:MAX_SUSPECTS],

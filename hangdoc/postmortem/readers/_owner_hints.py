@@ -93,10 +93,10 @@ _HOST = re.compile(
     re.IGNORECASE,
 )
 _FILLER_WORDS = re.compile(
-    r"\b(?:stacks?|stacktraces?|traces?|tracebacks?|backtraces?|bt|dumps?|of|for|from|on|the|py-spy|pystack|gdb"
+    r"(?<![\w-])(?:stacks?|stacktraces?|traces?|tracebacks?|backtraces?|bt|dumps?|of|for|from|on|the|py-spy|pystack|gdb"
     r"|process|worker"
     r"|(?:gpu|card)\s*\d{1,4}|begin|start|output|txt|log|out|err|global|main|thread|python|here|is|this|and|shows?|at"
-    r"|both|all|are|std(?:out|err)|tail|end|last|lines?)\b",
+    r"|both|all|are|std(?:out|err)|tail|end|last|lines?)(?!-?\w)",
     re.IGNORECASE,
 )
 _DECORATION = re.compile(r"[\s=\-#*>\[\]():.,;|~+/$<_]+")

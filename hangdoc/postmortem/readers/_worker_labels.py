@@ -27,7 +27,8 @@ _LABEL = re.compile(
     rf"|(?P<bar>{_NAME})\s{{0,20}}[|>](?!\|)|(?P<colon>{_NAME}):)(?=\s)\s?"
 )
 _RANK = re.compile(
-    r"(?<![\w-])(?:(?:global|world)[ _-]?)?rank(?:[ _]id)?\s{0,2}(?:=|:|#|is|->)?\s{0,2}(\d{1,6})(?!\w|\.\d|-\d)",
+    r"(?<![\w-])(?:(?:global|world)[ _-]?)?rank(?:[ _]id)?\s{0,2}(?:=|:|#|is|->)?\s{0,2}(\d{1,6})(?!\w|\.\d|-\d)"
+    r"|(?<= )\[r(\d{1,6})\](?= )",
     re.IGNORECASE,
 )
 _OTHER_RANKS = re.compile(
@@ -79,10 +80,10 @@ def _ranks(lines: Sequence[TextLine], labels: Sequence[str | None], used: Mappin
     told: dict[str, set[int]] = defaultdict(set)
     for line, label in zip(lines, labels, strict=False):
         text = line.text
-        if len(text) > MAX_LINE or "rank" not in text.lower() or len(told) > MAX_LABELS:
+        if len(text) > MAX_LINE or not ("rank" in text.lower() or " [r" in text) or len(told) > MAX_LABELS:
             continue
         if label is not None and not _OTHER_RANKS.search(text):
-            numbers = set(_RANK.findall(text))
+            numbers = {found[1] or found[2] for found in _RANK.finditer(text)}
             if len(numbers) == 1:
                 words = re.sub(r"[\w.-]*\d[\w.:-]*", "#", text.replace(label, "", 1))
                 stated[words][label].add(int(numbers.pop()))

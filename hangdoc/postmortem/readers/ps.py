@@ -301,8 +301,12 @@ def _pieces(
             children[row.ppid].append(row)
     ranks, started = _by_local_rank(ranks)
     children.update(started)
+    parents = _ranks_with_helpers(ranks, by_pid, process.host, placement)
+    for pid, ref in parents.items():
+        if event := _wait_of_helpers(pid, children[pid], source, lines):
+            yield Piece(ref, "logs", Logs((event,)))
     for row in ranks:
-        if row.state is None:
+        if row.state is None or row.ppid in parents:
             continue
         ref = _process_of(row, ranks, process.host, placement)
         size = _number(_WORLD, row.command)
@@ -313,9 +317,23 @@ def _pieces(
             continue
         yield Piece(ref, "cpu", _process(row, threads[row.pid], children[row.pid]), None, size)
         event = _kernel_wait(row, threads[row.pid], source, lines[row.pid])
-        event = event or _wait_of_helpers(row, children[row.pid], source, lines)
+        if event is None and row.state == "S":
+            event = _wait_of_helpers(row.pid, children[row.pid], source, lines)
         if event is not None:
             yield Piece(ref, "logs", Logs((event,)), None, size)
+
+
+def _ranks_with_helpers(
+    ranks: Iterable[_Row], by_pid: Mapping[int, _Row], host: str | None, placement: Placement
+) -> dict[int, ProcessRef]:
+    """By PID, the known ranks of which the table shows only what they started: `ps --ppid 4711`."""
+    found: dict[int, ProcessRef] = {}
+    for row in ranks:
+        if row.ppid is not None and row.ppid not in by_pid:
+            rank = placement.rank_of(ProcessRef(None, host, row.ppid))
+            if rank is not None:
+                found[row.ppid] = ProcessRef(rank, host, row.ppid)
+    return found
 
 
 def _by_local_rank(ranks: Sequence[_Row]) -> tuple[list[_Row], dict[int, list[_Row]]]:
@@ -400,15 +418,13 @@ def _kernel_wait(row: _Row, threads: Iterable[_Row], source: str, line: int) -> 
     return None
 
 
-def _wait_of_helpers(row: _Row, children: Sequence[_Row], source: str, lines: Mapping[int, int]) -> LogEvent | None:
+def _wait_of_helpers(pid: int, children: Sequence[_Row], source: str, lines: Mapping[int, int]) -> LogEvent | None:
     """Most of what a sleeping rank started is in state D in a function of a file system."""
-    if row.state != "S":
-        return None
     waits = [one for one in children if one.state == "D" and one.wchan and _STORAGE.match(one.wchan)]
     if not waits or 2 * len(waits) < len(children):
         return None
     text = (
-        f"ps: process {waits[0].pid}, which process {row.pid} started, is in state D in {waits[0].wchan}, a wait for a "
+        f"ps: process {waits[0].pid}, which process {pid} started, is in state D in {waits[0].wchan}, a wait for a "
         f"file system{f'; so are {len(waits) - 1} more of its children' if len(waits) > 1 else ''}"
     )
     fields = {"wchan": waits[0].wchan or "", "storage": "yes", "helpers": str(len(waits))}

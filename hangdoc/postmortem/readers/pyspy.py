@@ -30,6 +30,7 @@ from hangdoc.postmortem.readers._host_names import prompt_of
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, json_documents_with_context, text_lines
 
 _PROCESS = re.compile(r"(Parent )?Process (\d{1,9}): (.*)")
+_OF_ONE = re.compile(r"MainThread$|Thread-\d{1,9}(?: \(|$)")  # names that threading gives to one thread of a process
 _PYTHON = re.compile(r"\s*Python v(\d[\w.+]*)(?: \(.*\))?\s*")
 _THREAD = re.compile(r'Thread (0x[0-9A-Fa-f]{1,16}|\d{1,18})(?: \(((?:idle|active)(?:\+gil)?)\))?(?:: "(.*)")?\s*')
 OPENING = re.compile(
@@ -110,7 +111,7 @@ class _Parser:
         return self._content(text)
 
     def _thread(self, tid: str, status: str, name: str | None) -> bool:
-        again = name == "MainThread" and any(thread.name == name for thread in self._threads)
+        again = name is not None and _OF_ONE.match(name) and any(thread.name == name for thread in self._threads)
         if self._process is not None and (again or (self._hints.updated and self._threads)):
             self.end()  # the header of this process was not pasted
         if self._process is None:

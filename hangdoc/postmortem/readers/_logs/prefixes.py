@@ -32,6 +32,7 @@ _PREFIXES: tuple[re.Pattern[str], ...] = (
     re.compile(r"\[rank(?P<rank>\d{1,6})\]:? ?"),
     re.compile(r"\[\d+,(?P<rank>\d{1,6})\]<(?:stdout|stderr|stddiag)>: ?"),  # mpirun --tag-output
     re.compile(r" {0,8}\[(?:RANK |rank[ _:=-]|r)(?P<rank>\d{1,6})\]:?(?: \|)? ?"),
+    re.compile(r"\[(?P<host>[a-z][\w.-]{0,60}\d) (?:rank ?|r)(?P<rank>\d{1,6}) {0,4}\]:? ?"),
     # Loops that people write: `rank 3: `, `rank3 | `; not `rank 3 |w| 61.2`.
     re.compile(r"[Rr]ank[ _-]?(?P<rank>\d{1,6})(?:: |>|\s{0,20}\|(?!\w{1,24}\|))\s?(?=\S)"),
     re.compile(r"(?P<host>[a-z][\w.-]{0,60}\d) [Rr]ank[ _-]?(?P<rank>\d{1,6})(?:: |\s{0,20}\|(?!\w{1,24}\|))\s?(?=\S)"),

@@ -127,7 +127,13 @@ class RankTables:
             return False  # GPUs of several hosts: a reader of their tables knows them
         self._place, self._layout = places[self._of], layout
         self._columns = [" ".join(cell.lower().split()) for cell in cells]
-        self._step = next((at for at, cell in enumerate(cells) if _STEP.fullmatch(cell)), None)
+        self._step = None
+        parts = [at for at, cell in enumerate(cells) if not heads[at] and names_a_figure(cell)]
+        for at in (at for at, cell in enumerate(cells) if _STEP.fullmatch(cell)):
+            if at > next((part for part in parts if part != at), at):
+                self._columns[at] += " time"  # behind its parts it is their sum
+            elif self._step is None:
+                self._step = at
         return True
 
     def _by_columns(self, cells: Sequence[str], layout: str, heading: str) -> bool:

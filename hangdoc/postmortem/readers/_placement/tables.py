@@ -65,7 +65,7 @@ class PlacementTable:
                 "rank" in known
                 and _NEEDED & set(known)
                 and len(known) == len(set(known))
-                and 3 * len(known) >= len(names)
+                and (3 * len(known) >= len(names) or {*names[:2]} == {"rank", "host"})
             ):
                 if any(re.search(r"\d", cell) for cell in _cells(text, wide)):
                     continue
