@@ -176,6 +176,7 @@ class LogsJob:
     misled: str | None = None  # rendezvous address at which something other than a store answered
     unreached: str | None = None  # rendezvous address that could not be reached
     unresolved: bool = False  # only because its name was unknown, at least for a time
+    unresolved_on: tuple[Suspect, ...] = ()  # the only host on which it was
     unmeshed: str | None = None  # log line: a rank could not connect to its peers (gloo)
     refused: str | None = None  # address that refused a connection
     awaits: int | None = None  # rank that never published its address
@@ -447,6 +448,7 @@ def _job_facts(case: Case, job: _Findings, errors: Mapping[Key, LogEvent]) -> Lo
         come=rendezvous.joined,
         **rendezvous.unattributed,
         unresolved=rendezvous.unresolved,
+        unresolved_on=on_hosts(case, [Suspect(None, None, host)] if (host := rendezvous.unresolved_on) else ()),
         one_refused=any("refused" in fields for fields in rendezvous.of_rank.values()),
         cut_off=any(True for _ in logs.all(*TIMEOUTS, "connect_failed", "clients_missing", "unreachable")),
         beyond=job.beyond,

@@ -35,6 +35,7 @@ class RendezvousErrors:
     on_loopback: int | None = None  # a rank without any evidence that advertises a loopback address
     loopback_host: str | None = None  # the only host whose name leads to that address, as the text states it
     taken_on: str | None = None  # host on which a port was in use
+    unresolved_on: str | None = None  # the only host that is known not to resolve the name
     unattributed: RendezvousFields = field(default_factory=lambda: RendezvousFields())  # errors of no known rank
     of_rank: dict[Key, RendezvousFields] = field(default_factory=dict)
 
@@ -70,6 +71,8 @@ def rendezvous_errors(logs: JobLogs) -> RendezvousErrors:
     if found.endpoint is None and (unresolved := _unresolved(logs)):
         found.endpoint = found.unattributed["unreached"] = unresolved
         found.unresolved = True
+        hosts = {host for host, event in logs.unattributed if event.kind == "unresolved"}
+        found.unresolved_on = known_host(hosts.pop()) if len(hosts) == 1 else None
     return found
 
 

@@ -37,10 +37,11 @@ _LABEL = re.compile(rf"(?:\[({NAME})\][:,]?\s|\(({NAME})\)[:,]?\s|<({NAME})>:?\s
 _LAST_LABEL = re.compile(
     rf"(?:^|[\s\[(])({NAME})[\])]?: ?(?:[A-Za-z_][\w.]{{0,60}}(?:Error|Exception): ?)?(?:CUDA error: ?)?$"
 )
+_WHEN = r"(?:,? (?:(?:right |just )?now|earlier|later|before|afterwards?|then|today|again|meanwhile|at that time))?"
 _HEADING = re.compile(
     rf"\s{{0,3}}(?:#{{1,6}} ?|[=\-*~]{{2,}} ?|\d{{1,2}}[.)] )?(?:(?i:(?:and |only )?on|from|host|node|machine"
     rf"|server)[ :]+)?"
-    rf"({NAME})(?: (?:has|shows|says|printed|gives|had)(?: (?:this|these|that|only this))?)?"
+    rf"({NAME})(?: (?:has|shows|says|printed|gives|had)(?: (?:this|these|that|only this))?)?{_WHEN}"
     r"(?:(?P<end> ?:)| ?[=\-*~]{2,})?\s*"
 )
 # `nid001240 (where ranks 0-3 are), dmesg:`, `gn7 kernel log`
@@ -54,7 +55,7 @@ _KERNEL_OF = re.compile(
 )
 _SAYS = r"(?: (?:has|had|shows|showed|says|gives|printed|logged)(?: (?:only )?(?:this|these|that))?)"
 _SENTENCE_END = re.compile(
-    rf"(?:^|[\s,(])(?:on|from|of)(?: the)?(?: host| node| machine| server)? ({NAME}){_SAYS}?\)?\s?[:.]?\s*$"
+    rf"(?:^|[\s,(])(?:on|from|of)(?: the)?(?: host| node| machine| server)? ({NAME}){_SAYS}?{_WHEN}\)?\s?[:.]?\s*$"
     rf"|(?:^|[\s,(])({NAME}){_SAYS}\s?:\s*$"
 )
 _CUE = re.compile(  # of a sentence that announces what was found on a host

@@ -27,7 +27,8 @@ LONGEST_WORD, NEAR_WIDTH = 12, 10  # characters of a common word; left of the wi
 _WIDTHS = (72, 76, 78, 79, 80, 100, 120, 132)  # at which programs wrap
 
 _SHOWS = re.compile(
-    r"(?:[A-Za-z][\w.-]{0,80}(?:: | +\| )|\[[^\]\n]{1,80}\]:? ?|\d{1,6}: ){0,2}(?:"
+    r"(?:[A-Za-z][\w.-]{0,80}(?:: | +\| )|\[[^\]\n]{1,80}\]:? ?|\d{1,6}: "
+    r"|\([\w.]{1,60} pid=\d{1,9}[^()\n]{0,40}\) ?){0,2}(?:"
     r"\s*[\w.<>~]{1,200} \((?:[\w./<>+-]{1,300}|<frozen [\w.]{1,60}>):\d{1,9}\)"  # py-spy
     r'|\s*(?:\((?:Python|C)\) |#\d{1,4} )?File "[^"\n]{1,500}", line \d{1,9},? in [\w<>.]{1,200}'
     r"|.{0,60}#\d{1,4}\s{1,4}(?:0x[0-9a-f]{1,16} in )?[^\n]{1,400}? (?:\([^\n]{0,400}\) )?(?:at"
@@ -54,6 +55,7 @@ _FRESH = re.compile(  # a line that continues no other
 _RULER = re.compile(r"\W{4}|#")
 _INSIDE = re.compile(r"[A-Za-z]{2}|\d\d| \w")  # a word that was cut in two, or a blank that filled a line
 _HYPHEN = re.compile(r"[A-Za-z]-$")  # behind which programs cut, too
+_IN_PATH = re.compile(r"(?:^|[\s\[(\"'])/[\w.+/-]{1,200}/[\w.+-]{1,60}-$")  # a path cut behind a hyphen
 _TYPED = re.compile(r"[\w.@~:/\[\]-]{0,60} ?[$#] [a-z]")  # a prompt and a command
 
 _MESSAGE, _PREFIXED = 3.0, 0.5  # scores
@@ -168,7 +170,8 @@ def _at_word(width: int, least: int = NARROWEST) -> Between:
 
     def between(a: str, b: str) -> str | None:
         word = b.split(None, 1)[0] if b.strip() else ""
-        if len(a) + 1 + len(word) <= width or len(a) < least or _FRESH.match(b) or _TYPED.match(b):
+        short = len(a) < least and not ("/" in word and _IN_PATH.search(a))
+        if len(a) + 1 + len(word) <= width or short or _FRESH.match(b) or _TYPED.match(b):
             return None
         return "" if _HYPHEN.search(a) else " "
 

@@ -41,7 +41,8 @@ _NAME = re.compile(rf"\s*Name:\s+(?P<pod>{_POD})\s*")
 _ASKED = re.compile(rf"\bkubectl\s.{{0,120}}?\b(?:describe|get)\s+po(?:ds?)?[ /](?P<pod>{_POD})")
 _COLUMNS = re.compile(r"\s{2,}")
 _NODE = re.compile(r"\s*Node:\s+(?P<node>[\w.\-]{1,253})/.{0,60}")
-_RANK = re.compile(r"\s*RANK:\s+(?P<rank>\d{1,6})\s*")  # in the environment of a container
+# In the environment of a container; two variables may be in one line.
+_RANK = re.compile(r"\s*(?:[A-Z_]{1,40}:\s+\S{1,60}\s{2,20})?RANK:\s+(?P<rank>\d{1,6})\s*")
 _STATE = re.compile(r"\s*(?P<what>State|Last State):\s+(?P<state>Running|Waiting|Terminated)\s*")
 _FIELD = re.compile(r"\s*(?P<name>Status|Reason|Exit Code|Signal|Message):\s+(?P<value>\S.{0,300}?)\s*")
 _NODES = re.compile(r"\s*NAME\s+STATUS\s+ROLES\s+AGE\s+VERSION\b.{0,200}")

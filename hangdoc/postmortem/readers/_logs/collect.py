@@ -46,7 +46,7 @@ from hangdoc.redaction.text import redact, redact_identifier, redact_text
 
 MAX_ORIGINS = 20_000
 # Kinds about a host, beside OF_HOST.
-HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait", "port_in_use", "file_system_full"})
+HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait", "port_in_use", "file_system_full", "unresolved"})
 _GPU_ROW = re.compile(rb"^\|\s{1,4}(\d{1,3})\s{1,4}[A-Z][^|\n]{4,60}\|", re.MULTILINE)  # of nvidia-smi
 _LOGIN = re.compile(rb"(?<![\w.@-])[\w.-]{1,32}@([\w-]{1,63})(?=[ :])")  # of a prompt
 OF_PORT = frozenset({"ib_event", "port_event"})  # kinds about a network port, which all ranks of a host share

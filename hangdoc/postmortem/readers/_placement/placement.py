@@ -31,10 +31,12 @@ from hangdoc.postmortem.readers._placement.tables import PlacementTable
 
 MAX_LINES = 2_000  # at the beginning of a text, and at its end: nobody states it in the middle of a log
 MAX_STATING = 2_000  # lines that name a rank, a node or a process
+MAX_LABELLED = 300  # characters of a line with its label
 MAX_LOCAL = 10_000  # number of a rank or GPU on its host
 LEAST_SPAN = 4  # ranks in one statement about a host: it speaks of all that run there
 LEAST_LABELS = 2  # lines with a name in front that make it the name of a host
 
+_TEE = re.compile(r"\[default(\d{1,4})\]:")  # torchrun --tee: the number of a rank on its host
 _LABEL = re.compile(r"\s{0,4}(?:\[|=+ |-+ |#+ )?([A-Za-z][\w.-]{1,60})(?:\]|:| \||:\d{1,9}:\d{1,9} \[)")
 
 # torch writes the PID of the rank into its log lines (torch/_logging/_internal.py, since 2.5).
@@ -177,12 +179,14 @@ def placement_of(text: str) -> Placement:
     labelled: dict[tuple[str, int], None] = {}  # host and rank in front of lines
     communicators: dict[int, set[tuple[str, str, int]]] = {}  # size -> host, PCI bus and device, rank
     stating = 0
+    of_tee: set[str] = set()
     for number, line in outer_lines(text):
         buses.feed(line, number)
         numbering.feed(line)
         layout.feed(line)
         gpu_use.feed(line)
         hosts.update(_named_host(line))
+        of_tee.update(_TEE.findall(line[:MAX_LABELLED]))
         if row := table.feed(line) or _of_prompt(line):
             stated.append(row)
         elif logged := _LOGGED.match(line):
@@ -202,8 +206,10 @@ def placement_of(text: str) -> Placement:
     known = frozenset(name for name, count in hosts.items() if count >= LEAST_LABELS)
     seats = believable(_of_lettered_hosts(stated, known), known)
     placement = _joined([*seats, *layout.seats(seats)], numbering, layout, gpu_use)
+    alone = len(of_tee) == 1 and not numbering.one_host and not layout.one_node  # one rank's lines, of any node
     return dataclasses.replace(
         placement,
+        local_is_rank=placement.local_is_rank and not alone,
         buses={**placement.buses, **_buses_of_nccl(communicators)},
         indices=_unique(((_short(host), bus), gpu) for host, bus, gpu in buses.found),
     )
