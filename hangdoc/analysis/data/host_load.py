@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.logs.log_events import job_logs, known_host
+from hangdoc.analysis.ranks.host_ranks import on_hosts
 from hangdoc.analysis.thresholds import (
     BUSY_PROCESS,
     DISK_WAIT_MS,
@@ -84,13 +85,13 @@ class HostLoadDetector(Detector[object, LoadJob]):
         queued = _pressure(found["pressure"], "cpu", "some", QUEUED)
         cpu = {**queued, **_stolen(found["cpu_load"]), **_hogs(found["process_load"], found["cpu_load"])}
         return {}, LoadJob(
-            _suspects(storage), _text(storage), bool(measured), _suspects(memory), _text(memory), _suspects(cpu),
-            _text(cpu),
+            _suspects(case, storage), _text(storage), bool(measured), _suspects(case, memory), _text(memory),
+            _suspects(case, cpu), _text(cpu),
         )  # fmt: skip
 
 
-def _suspects(found: Mapping[str, str]) -> tuple[Suspect, ...]:
-    return tuple(Suspect(None, None, host) for host in found if host)[:MAX_SUSPECTS]
+def _suspects(case: Case, found: Mapping[str, str]) -> tuple[Suspect, ...]:
+    return on_hosts(case, (Suspect(None, None, host) for host in found if host))[:MAX_SUSPECTS]
 
 
 def _text(found: Mapping[str, str]) -> str | None:

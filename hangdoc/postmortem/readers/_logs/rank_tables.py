@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hangdoc.postmortem.readers._host_names import is_host_name
-from hangdoc.postmortem.readers._logs.figure_kinds import names_a_figure
+from hangdoc.postmortem.readers._logs.figure_kinds import meaning, names_a_figure
 from hangdoc.postmortem.readers._logs.figure_values import GPU, HOST, NUMBERED, RANK, SHORT, Owner, Value, cell_value
 
 MAX_CELLS = 64
@@ -38,6 +38,10 @@ _STEP = re.compile(r"(?:global[ _]?)?(?:step|iter(?:ation)?|it|update)s?", re.IG
 _STATISTIC = re.compile(r"(?:min|max|avg|mean|median|std|total|sum|all|spread|skew|ratio|max/min)", re.IGNORECASE)
 _TOUCHING = re.compile(  # heads
     r"^((?:global[ _]?)?(?:step|iter(?:ation)?)|rank) (rank|host(?:name)?|node|pod|gpu)(?=\s{2})", re.IGNORECASE
+)
+# The unit of all times of a table, in the line above it: `mean over 200 steps, ms:`, `from our own timers (s)`
+_UNIT_ABOVE = re.compile(
+    r"(?:, ?(?:in )?|\bin |[(\[])(us|ms|s|sec|seconds|milliseconds)(?:[)\],;:.]| ?$|, )", re.IGNORECASE
 )
 _RULE = re.compile(r"[\s|+:=\u2500-\u257f-]{3,}")
 _BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2506\u2551", "|"))
@@ -66,6 +70,7 @@ class RankTables:
     _place: int = 0  # of the column with the owner
     _of: str = ""
     _step: int | None = None  # its column
+    _unit: str | None = None  # of the times in the table, by the line above it
     _owners: list[Owner | None] = field(default_factory=list)  # of the columns, in a table with one for each owner
     _last: list[str] = field(default_factory=list)  # cells of the line before: a head without the name of its index
     _last_layout: str = ""
@@ -84,6 +89,9 @@ class RankTables:
             self.close()
         compares = bool(_THEN_AND_NOW.search(text))
         opened = any(self._opens(line, heading) for line in both)
+        if not opened:
+            units = {unit.lower() for unit in _UNIT_ABOVE.findall(text)}
+            self._unit = units.pop() if len(units) == 1 else None
         self._compares = compares or (opened and self._compares)  # said above the table, or in its head
         return [] if opened else None
 
@@ -177,7 +185,11 @@ class RankTables:
             for place, (name, cell) in enumerate(zip(self._columns, cells, strict=True))
             if place != self._place
         ]
-        return [replace(one, owners=owners) for one in found if one]
+        return [replace(one, owners=owners, unit=one.unit or self._unit_of(one.name)) for one in found if one]
+
+    def _unit_of(self, name: str) -> str | None:
+        known = meaning(name)
+        return self._unit if known is None or known.factor is not None else None
 
     def _owners_in(self, cell: str) -> tuple[Owner, ...]:
         """The owners of a row; `0-7`: a row for all of these ranks."""

@@ -61,13 +61,14 @@ class PlacementTable:
         for wide in (False, True):
             names = [_COLUMNS.get(cell.lower(), "") for cell in _cells(text, wide)]
             known = [name for name in names if name]
+            firm = {*names[:2]} == {"rank", "host"}  # columns of any name may follow
             if (
                 "rank" in known
                 and _NEEDED & set(known)
                 and len(known) == len(set(known))
-                and (3 * len(known) >= len(names) or {*names[:2]} == {"rank", "host"})
+                and (firm or 3 * len(known) >= len(names))
             ):
-                if any(re.search(r"\d", cell) for cell in _cells(text, wide)):
+                if any(re.search(r"\d", cell) for cell in _cells(text, wide)[: 2 if firm else None]):
                     continue
                 self._columns, self._wide = names, wide
                 return True
