@@ -7,7 +7,6 @@ sock_diag, and the arguments of system calls.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from hangdoc.system.command_text import command_text
 from hangdoc.system.open_ends import OpenEnds, TcpEnd, open_mode
 from hangdoc.system.syscalls import ON_SOCKETS, Call
 from probes import Observation, Request, Tier
-from probes.files import held_locks
+from probes.files import held_locks, lock_holders
 from probes.io import TERMINAL, file_call, is_deadlocked
 
 _DEEPEST = 6  # processes in a row
@@ -161,7 +160,7 @@ def _awaited(pid: int, tid: int, state: str, call: Call, ends: OpenEnds) -> Iter
         # In another PID namespace, the number that it waits for is not ours.
         yield Awaited("child", peers=(call.child,) if call.child in children else tuple(children[:_CHILDREN]))
     elif call.kind == "flock":
-        yield from _lock(pid, call.arguments[0] & 0x7FFFFFFF)
+        yield from _lock(pid, call.arguments[0] & 0x7FFFFFFF, ends)
     elif call.kind == "lock" and not call.private:
         yield Awaited("futex")
     elif call.names == syscalls.FD and _is_anonymous(pid, call.arguments[0] & 0x7FFFFFFF):
@@ -234,15 +233,17 @@ def _address(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _lock(pid: int, fd: int) -> Iterator[Awaited]:
-    """The file that a process waits to lock, and the holder of the lock."""
+def _lock(pid: int, fd: int, ends: OpenEnds) -> Iterator[Awaited]:
+    """The file that a process waits to lock, and the holders of the lock."""
     path = procfs.link(f"/proc/{pid}/fd/{fd}")
     locks = held_locks()
     wanted = {lock.file for lock in locks if lock.waits and lock.pid == pid}
     if path is not None and wanted:
-        holders = {lock.pid for lock in locks if not lock.waits and lock.file in wanted and lock.pid > 0}
-        alive = tuple(sorted(holder for holder in holders if os.path.exists(f"/proc/{holder}")))
-        yield Awaited("lock", redact("path", path)[:_PATH_MAX], alive or None)
+        opened = [other for other in ends.holders(path) if other != pid]
+        held = [lock_holders(lock, opened) for lock in locks if not lock.waits and lock.file in wanted]
+        holders = tuple(sorted({holder for several, _ in held for holder in several}))
+        inherited = bool(holders) and all(forked for _, forked in held)
+        yield Awaited("lock", redact("path", path)[:_PATH_MAX], holders or None, inherited=inherited)
 
 
 PROBE = ChainProbe()

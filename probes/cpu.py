@@ -10,6 +10,7 @@ import os
 from hangdoc.evidence import ChildProcess, Process, Target, ThreadCpu, Unseen
 from hangdoc.system import procfs
 from hangdoc.system.command_text import command_text
+from hangdoc.system.syscalls import restarted
 from probes import Observation, Request, Tier
 
 _MAX_CHILDREN = 256  # of a rank; the rest is left out
@@ -143,7 +144,7 @@ def _syscall(folder: str) -> tuple[int | None, int | None]:
     fields = (procfs.read(f"{folder}/syscall") or b"").split()
     if not fields or fields[0] == b"running":
         return None, None
-    number = int(fields[0])
+    number = restarted(int(fields[0]), folder)
     if len(fields) < 2 or number not in _ON_DESCRIPTOR.get(os.uname().machine, ()):
         return number, None
     return number, int(fields[1], 16) & 0x7FFFFFFF

@@ -136,6 +136,25 @@ def _parse(line: str) -> Lock | None:
     return Lock(_KINDS[match[2]], (int(match[4], 16), int(match[5], 16), int(match[6])), int(match[3]), bool(match[1]))
 
 
+def lock_holders(lock: Lock, opened: Iterable[int]) -> tuple[tuple[int, ...], bool]:
+    """The living processes that have a lock, and whether they inherited it.
+
+    A lock of flock(2) belongs to the open file, which forked processes share. /proc/locks names the process that took
+    it, and which may have closed the file since. `opened`: the processes that have the file open.
+    """
+    holders: dict[FileId, int] = {}
+    found = []
+    for pid in (lock.pid, *(pid for pid in opened if pid != lock.pid)):
+        holders.clear()
+        for fd in procfs.numbers(f"/proc/{pid}/fdinfo")[:_MAX]:
+            _note_locks(pid, procfs.text(f"/proc/{pid}/fdinfo/{fd}") or "", holders)
+        if lock.file in holders:
+            found.append(pid)
+    if lock.pid in found or not found:  # it holds the lock itself, or its descriptors cannot be read
+        return ((lock.pid,) if lock.pid > 0 and _is_alive(lock.pid) else ()), False
+    return tuple(sorted(found)), True
+
+
 def _note_locks(pid: int, info: str, holds: dict[FileId, int]) -> None:
     """Note locks held through this descriptor: the only trace of a holder that inherited it or has no PID here."""
     for line in info.splitlines():

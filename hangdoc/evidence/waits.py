@@ -17,6 +17,7 @@ class Awaited(Record, frozen=True):
     accepted: bool = True  # False: the peer listens, and has not accepted the connection
     remote: bool = False  # the other end of the TCP connection is on another host
     filesystem: str | None = None
+    inherited: bool = False  # of a lock: forked processes have it with an open file of the one that took it
 
 
 class Waiter(Record, frozen=True):

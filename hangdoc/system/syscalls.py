@@ -70,6 +70,14 @@ _P_PID = 1  # waitid(2): the second argument is a PID
 
 _SELECTS = {"x86_64": (23, 270), "aarch64": (72,)}.get(os.uname().machine, ())  # select, pselect6
 
+# After a signal or a debugger has interrupted a call with a timeout, the thread is in restart_syscall(2) with the same
+# arguments, and only the kernel function in which the thread sleeps tells what is restarted.
+_RESTART = {"x86_64": 219, "aarch64": 128}.get(os.uname().machine)
+_RESTARTED = {
+    "x86_64": {"poll": 7, "futex": 202, "nanosleep": 35},
+    "aarch64": {"futex": 98, "nanosleep": 101},
+}.get(os.uname().machine, {})
+
 _FUTEX_PRIVATE, _FUTEX_COMMAND = 0x80, 0x7F
 _FUTEX_WAITS = (0, 6, 9)  # FUTEX_WAIT, FUTEX_LOCK_PI, FUTEX_WAIT_BITSET
 
@@ -110,6 +118,14 @@ def is_on_file(number: int | None) -> bool:
     return number is not None and (number == -1 or _TABLE.get(number, ("", ""))[1] != "")
 
 
+def restarted(number: int, folder: str) -> int:
+    """The call of a thread; if it is restart_syscall, the one that is restarted. `folder`: the thread's in /proc."""
+    if number != _RESTART:
+        return number
+    function = procfs.text(f"{folder}/wchan") or ""
+    return next((known for name, known in _RESTARTED.items() if name in function), number)
+
+
 def current_call(pid: int, tid: int) -> Call | None:
     """The call of a sleeping thread; None: it runs, has ended, or may not be read."""
     fields = (procfs.read(f"/proc/{pid}/task/{tid}/syscall") or b"").split()
@@ -117,7 +133,8 @@ def current_call(pid: int, tid: int) -> Call | None:
         return None
     if fields[0] == b"-1":
         return Call("fault", "", ())
-    number, arguments = int(fields[0]), tuple(int(field, 16) for field in fields[1:7])
+    number = restarted(int(fields[0]), f"/proc/{pid}/task/{tid}")
+    arguments = tuple(int(field, 16) for field in fields[1:7])
     kind, names = _TABLE.get(number, ("other", ""))
     if number in _SELECTS and not arguments[0] and arguments[4]:  # a sleep, as time.sleep of Python 3.10
         kind = "time"

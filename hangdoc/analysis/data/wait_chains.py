@@ -25,9 +25,11 @@ MAX_PATHS = 64  # through the chain of one rank: processes may wait for each oth
 MAX_DEPTH = 8
 # How a chain may end, most telling first. CERTAIN: the last process cannot go on.
 CERTAIN = ("stopped", "dead", "locked", "nobody")
-ENDS = (*CERTAIN, "disk", "silent", "circle", "sleeps", "rank", "clients", "timer", "unknown", "runs")
+ENDS = (*CERTAIN, "disk", "silent", "inherited", "circle", "sleeps", "rank", "clients", "timer", "unknown", "runs")
 # Nothing shows that the wait ever ends, so that its length decides.
-SILENT = frozenset({"disk", "silent", "circle", "sleeps"})
+SILENT = frozenset({"disk", "silent", "inherited", "circle", "sleeps"})
+# Processes that wait for one another, or that do not know what they hold: only somebody else could end the wait.
+UNAWARE = frozenset({"circle", "inherited", *CERTAIN})
 CONNECTED = frozenset({"tcp", "unix"})
 STOPPED, DEAD = "Tt", "ZX"
 
@@ -42,7 +44,8 @@ class ChainFacts:
     way: str | None = None  # what the rank itself waits for: pipe | fifo | unix | tcp | child | lock | file | other
     writes: bool | None = None  # it waits to write
     # stopped | dead | locked | nobody: has the other end open | disk | silent: a server | circle: the rank itself |
-    # sleeps | timer: sleeps for some time | rank: another one of the job | clients: any may come | runs | unknown
+    # inherited: a forked process has a lock that it does not know of | sleeps | timer: sleeps for some time |
+    # rank: another one of the job | clients: any may come | runs | unknown
     end: str | None = None
     pid: int | None = None  # last process of the chain; None: the rank itself
     process: str | None = None  # that process: "curl (pid 71)"
@@ -86,11 +89,10 @@ def _facts(case: Case, key: Key) -> ChainFacts:
         and all(end in CERTAIN or end in SILENT for _, end, _ in paths)
         and min(silent_s, watched_s) >= STALL_S
     )
-    # Of processes that wait for one another, only somebody else could end the wait: how long the job has waited counts.
     ends = {end for _, end, _ in paths}
-    circular = "circle" in ends and ends <= {"circle", *CERTAIN}
-    waited_s = max(silent_s, case.job(NetworkJob).idle_s or 0.0) if circular else silent_s
-    silent = quiet and waited_s >= EXPECTED_S and _is_awaited(case, key, circular)
+    unaware = not ends <= {*CERTAIN} and ends <= UNAWARE
+    waited_s = max(silent_s, case.job(NetworkJob).idle_s or 0.0) if unaware else silent_s  # so long has the job waited
+    silent = quiet and waited_s >= EXPECTED_S and _is_awaited(case, key, unaware)
     stuck = silent or (certain and is_stall(case, watched_s))
     other = last if last is not None and last.pid != key[1] else None
     return ChainFacts(
@@ -184,6 +186,8 @@ class _Graph:
             end = self.end(peer, waiter.pid)
             if end in ("sleeps", "timer") and awaited.way in CONNECTED:
                 end = "silent"
+            if end in ("sleeps", "timer") and awaited.inherited:
+                end = "inherited"
             if end is None and len(way) < MAX_DEPTH and all(peer.pid != other.pid for other, _ in way):
                 for path in self.paths(peer, way):
                     # The buffer is full, and the process that should read from it waits for something else.
@@ -264,14 +268,14 @@ def _silent_s(case: Case, links: Sequence[Link], last: Waiter | None, watched_s:
     return max(watched_s, min([idle_s, *ages_s]) if links[0][1].way == "child" else 0.0)
 
 
-def _is_awaited(case: Case, key: Key, circular: bool) -> bool:
+def _is_awaited(case: Case, key: Key, unaware: bool) -> bool:
     """Other ranks wait for this one, in an operation in which it does not hand out work that it may be waiting for.
 
-    A rank and its helper that wait for each other (`circular`) are waiting for no work.
+    Where the wait ends at processes of `UNAWARE`, it is a wait for no work.
     """
     ops: Mapping[Key, str] = case.once("waits for peers", lambda: _waits(case))
     fed: frozenset[Key] = case.once("waits for work", lambda: frozenset(k for k in ops if HANDS_OUT.search(ops[k])))
-    return not ops.keys() <= {key} and (circular or fed <= {key})
+    return not ops.keys() <= {key} and (unaware or fed <= {key})
 
 
 def _waits(case: Case) -> Mapping[Key, str]:
@@ -350,6 +354,8 @@ def _format_end(end: str, silent_s: float) -> str:
             return ", which works"
         case "timer":
             return ", which sleeps for some time"
+        case "inherited":
+            return ", which inherited it from the process that forked it"
         case "rank" | "clients" | "unknown":
             return ""
     return f": nothing for {silent_s:.0f} s"

@@ -128,6 +128,21 @@ def test_a_wait_for_nothing_outside(code: str) -> None:
         assert look(program) is None
 
 
+def test_a_lock_stays_with_a_process_that_was_forked_while_it_was_held(tmp_path: Path) -> None:
+    """The kernel names the process that took the lock, which has closed the file; the forked one has it."""
+    path = tmp_path / "lock"
+    path.touch()
+    waits = "f = open(sys.argv[1]); fcntl.flock(f, 2); pid = os.fork()\nif not pid: time.sleep(99)\n"
+    waits += "f.close(); say(pid); f = open(sys.argv[1]); fcntl.flock(f, 2)"
+    with started("-c", HEAD + waits, str(path)) as program:
+        try:
+            chain = look(program)
+            assert chain is not None
+            assert chain.threads[0].awaits == (Awaited("lock", str(path), (program.said,), inherited=True),)
+        finally:
+            os.kill(program.said, signal.SIGKILL)
+
+
 def test_a_server_waits_for_its_clients() -> None:
     serve = """
 server = socket.create_server(("127.0.0.1", 0))

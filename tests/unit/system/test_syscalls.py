@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import pytest
@@ -65,6 +67,26 @@ def test_what_a_thread_sleeps_in(code: str) -> None:
         found = settled(program.pid)
     assert found is not None
     assert (found.kind, found.names) == ASLEEP[code]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("poll = select.poll(); poll.register(os.pipe()[0], 1); poll.poll(60_000)", "poll"),
+        ("held().acquire(timeout=60)", "lock"),
+    ],
+)
+def test_a_call_that_was_interrupted_is_the_one_that_it_was(code: str, kind: str) -> None:
+    """What stops a process, a debugger or a signal, leaves it in restart_syscall until its timeout."""
+    with started("-c", PROGRAM + code) as program:
+        before = settled(program.pid)
+        os.kill(program.pid, signal.SIGSTOP)
+        os.kill(program.pid, signal.SIGCONT)
+        after = settled(program.pid)
+    assert before is not None
+    assert before.kind == kind
+    if os.uname().machine == "x86_64" or kind == "lock":  # elsewhere the C library polls by another call
+        assert after == before
 
 
 def test_a_wait_for_a_lock_is_private_and_has_no_limit_of_time() -> None:

@@ -189,6 +189,15 @@ def test_a_chain_that_ends_at_another_rank() -> None:
     assert facts(chain(rank(PIPE), CURL)).peer is None
 
 
+@pytest.mark.parametrize(
+    ("inherited", "call", "end", "stuck"), [(True, "time", "inherited", True), (False, "time", "timer", None)]
+)
+def test_a_process_that_does_not_know_of_its_lock(inherited: bool, call: str, end: str, stuck: bool | None) -> None:
+    lock = Awaited("lock", "/cache/region.lock", (71,), inherited=inherited)
+    seen = facts(chain(rank(lock), waiter(71, "python train.py", call=call)))
+    assert (seen.end, seen.stuck) == (end, stuck)
+
+
 def test_a_circle() -> None:
     back = Awaited("tcp", "127.0.0.1:80", (100,), silent_s=40.0, state="established", accepted=False)
     seen = facts(chain(rank(Awaited("child", peers=(71,)), call="child"), waiter(71, "upload", back, call="receive")))
