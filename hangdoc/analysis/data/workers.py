@@ -42,6 +42,7 @@ IDLE = re.compile(
     r"/multiprocess(ing)?/(queues|connection|synchronize|pool)\.py:|concurrent/futures/process\.py:|selectors\.py:|/loky/"
 )
 ROOT = re.compile(r"/(multiprocess(ing)?/process\.py:_bootstrap|concurrent/futures/process\.py:_process_worker)$")
+LOADER_NAME = "pt_data_worker"  # of its thread: torch/utils/data/_utils/worker.py, torch 2.13
 SERVICE = re.compile(r"resource_tracker|forkserver")  # processes that only serve multiprocessing itself
 # Kinds of worker; the facts describe the worker whose kind comes first.
 KINDS = ("stopped", "locked", "blocked", "busy", "sleeping", "starting", "dead", "other", "idle")
@@ -89,11 +90,14 @@ def _facts(case: Case, key: Key) -> WorkerFacts:
     waits = waiting_s is not None
     recent = _recent(series)
     workers = workers_of(case, key, recent)
-    shown = min(workers, key=lambda w: (KINDS.index(w.kind), -w.cores), default=None)
     stack = case.facts(StackFacts)[key]
     frame = _frame(looks[-1].path.steps)
     # In subprocess.py a rank waits for another program; elsewhere it waits for workers of its own.
     awaited = [w for w in workers if w.own or "(subprocess.py" in (frame or "")]
+    if "(dataloader.py" in (frame or ""):  # other processes that it has forked have nothing to do with its loader
+        awaited = [w for w in awaited if w.helper.comm == LOADER_NAME] or awaited
+    concerned = [w for w in workers if w in awaited or not w.own]
+    shown = min(concerned, key=lambda w: (KINDS.index(w.kind), -w.cores), default=None)
     stuck = waits and not stack.waits and _cannot_go_on(case, key, waiting_s or 0.0, recent, awaited)
     kind = ("lost" if stuck and shown.kind == "idle" else shown.kind) if shown else None
     active = [w for w in workers if w.active and (w in awaited or w.cores >= BUSY_HELPER)]
