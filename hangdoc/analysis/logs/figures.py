@@ -32,9 +32,11 @@ from hangdoc.analysis.thresholds import (
     WIDE_GAP,
 )
 from hangdoc.evidence.figures import Figure, Figures
+from hangdoc.formatting import name_ranks
 
 MAX_NEWEST = 5  # values of an owner that are compared
 MAX_SUSPECTS = 64
+MAX_SHOWN = 8  # values
 EXTREME, USUAL = "extreme", "usual"  # of a report of the least and the most, and its mean or median
 RANKED = frozenset({"rank", EXTREME})  # kinds of owners with numbers of ranks
 SLOW_IF_HIGH = ("work", "backward", "step")
@@ -426,12 +428,23 @@ def _parted(values: Sequence[Figure]) -> dict[str, Any]:
         return {
             "odd": tuple(one for one in named if one is not None)[:MAX_SUSPECTS],
             "apart": name,
-            "apart_why": ", ".join(f"{text} on {called(of, owner)}" for owner, text in list(texts.items())[:8]),
+            "apart_why": _by_value(of, texts),
             "apart_kind": kind,
             "apart_exact": any(one.exact for one in owners.values()),
             "step": step,
         }
     return {}
+
+
+def _by_value(of: str, texts: Mapping[str, str]) -> str:
+    """`7be0 on ranks 1-3, c314 on rank 0`."""
+    owners: dict[str, list[str]] = defaultdict(list)
+    for owner, text in texts.items():
+        owners[text].append(owner)
+    if of != "rank" or not all(map(str.isdecimal, texts)):
+        return ", ".join(f"{text} on {called(of, owner)}" for owner, text in list(texts.items())[:MAX_SHOWN])
+    shown = list(owners.items())[:MAX_SHOWN]
+    return ", ".join(f"{text} on {name_ranks(sorted(map(int, ranks)))}" for text, ranks in shown)
 
 
 def _unequal(values: Sequence[Figure]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from hangdoc.postmortem.readers._logs.rank_reports import RankReports
 from hangdoc.postmortem.readers._logs.rank_sections import RankSections
 from hangdoc.postmortem.readers._logs.rank_tables import RankTables
 from hangdoc.postmortem.readers._logs.unequal import Unequals
+from hangdoc.postmortem.readers._logs.value_counts import ValueCounts
 from hangdoc.postmortem.readers._placement.placement import Placement, placement_of
 from hangdoc.redaction.text import redact
 
@@ -130,7 +131,7 @@ def read_figures(
     block = _Block()
     gpus, cpus, links, profiles, reports = GpuTables(), CpuTexts(), GpuLinks(), Profiles(), RankReports()
     extremes, breakdowns, parallelism, comparisons = Extremes(), Breakdowns(), Parallelism(), Comparisons()
-    unequals = Unequals()
+    unequals, counts = Unequals(), ValueCounts()
     hosts = HostContext("\n".join(texts).encode())
     for number, raw in enumerate(texts, first):
         if len(raw) > MAX_LINE or len(found) >= MAX_FIGURES:
@@ -145,6 +146,7 @@ def read_figures(
         reports.feed(line.text, number)
         extremes.feed(line.text, number)
         unequals.feed(line.text, number)
+        counts.feed(line.text, number)
         comparisons.feed(line.text if line.rank is None else raw.strip(), number)
         breakdowns.feed(line.text, line.rank is not None, number)
         if RESUMED.search(line.text):
@@ -167,6 +169,7 @@ def read_figures(
         *(figure for one in own for figure in one.found),
         *extremes.figures(),
         *unequals.figures(),
+        *counts.found,
     ]
     if not kept:
         return None
