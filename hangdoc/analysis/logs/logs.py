@@ -366,7 +366,7 @@ def _all_alike(case: Case, logs: JobLogs, errors: Mapping[Key, LogEvent]) -> boo
     texts = {_NUMBERS.sub("#", event.text) for event in errors.values()}
     sites = {event.fields.get("site") for event in errors.values()} - {None}
     others = set(logs.keys.values()) - errors.keys()
-    codes = {end.code for key in errors if (end := case.ranks[key].end)}
+    codes = {end.code for key in errors if (end := case.ranks[key].end)} - {None}
     exited = [key for key in others if (end := case.ranks[key].end) and end.code in codes]
     whole = len(exited) == len(others) < len(errors) and logs.size in (None, len(errors) + len(others))
     return whole and len(errors) > 1 + len(others) and len(texts) == 1 and len(sites) < 2

@@ -20,9 +20,8 @@ from hangdoc.discovery.launcher import Launch, launch_of
 from hangdoc.evidence import Connection, Environ, Process, Rendezvous, Sockets, Variable, limits
 from hangdoc.formatting import endpoint, fold_ranks, name_ranks
 
-ASSEMBLING = frozenset(
-    {"init_process_group", "new_group", "rendezvous", "store"}
-)  # operations of phase startup, see phases.yaml
+# Operations of phase startup, see phases.yaml.
+ASSEMBLING = frozenset({"init_process_group", "new_group", "rendezvous", "store"})
 MAX_WAIT_S = 1e7  # a longer wait is a wrong clock
 Timed = tuple[str, dict[str, Variable]]  # a frame's function, its variables by name
 ELASTIC = "torch/distributed/elastic/"

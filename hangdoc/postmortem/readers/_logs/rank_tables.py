@@ -40,9 +40,7 @@ _TOUCHING = re.compile(  # heads
     r"^((?:global[ _]?)?(?:step|iter(?:ation)?)|rank) (rank|host(?:name)?|node|pod|gpu)(?=\s{2})", re.IGNORECASE
 )
 # The unit of all times of a table, in the line above it: `mean over 200 steps, ms:`, `from our own timers (s)`
-_UNIT_ABOVE = re.compile(
-    r"(?:, ?(?:in )?|\bin |[(\[])(us|ms|s|sec|seconds|milliseconds)(?:[)\],;:.]| ?$|, )", re.IGNORECASE
-)
+_UNIT_ABOVE = re.compile(r"(?:, ?(?:in )?|\bin |[(\[])(us|ms|s|sec|seconds)(?:[)\],;:.]| ?$|, )", re.IGNORECASE)
 _RULE = re.compile(r"[\s|+:=\u2500-\u257f-]{3,}")
 _BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2506\u2551", "|"))
 _WORD = re.compile(r"(?=.{0,60}[A-Za-z])[\w()\[\]%/.#*-]{1,60}(?<![.?!])")
