@@ -29,7 +29,7 @@ ENDS = (*CERTAIN, "disk", "silent", "inherited", "circle", "sleeps", "rank", "cl
 # Nothing shows that the wait ever ends, so that its length decides.
 SILENT = frozenset({"disk", "silent", "inherited", "circle", "sleeps"})
 # Processes that wait for one another, or that do not know what they hold: only somebody else could end the wait.
-UNAWARE = frozenset({"circle", "inherited", *CERTAIN})
+ENDLESS = frozenset({"circle", "inherited", *CERTAIN})
 CONNECTED = frozenset({"tcp", "unix"})
 STOPPED, DEAD = "Tt", "ZX"
 
@@ -90,9 +90,9 @@ def _facts(case: Case, key: Key) -> ChainFacts:
         and min(silent_s, watched_s) >= STALL_S
     )
     ends = {end for _, end, _ in paths}
-    unaware = not ends <= {*CERTAIN} and ends <= UNAWARE
-    waited_s = max(silent_s, case.job(NetworkJob).idle_s or 0.0) if unaware else silent_s  # so long has the job waited
-    silent = quiet and waited_s >= EXPECTED_S and _is_awaited(case, key, unaware)
+    endless = ends <= ENDLESS and not ends <= {*CERTAIN}
+    waited_s = max(silent_s, case.job(NetworkJob).idle_s or 0.0) if endless else silent_s  # so long has the job waited
+    silent = quiet and waited_s >= EXPECTED_S and _is_awaited(case, key, endless)
     stuck = silent or (certain and is_stall(case, watched_s))
     other = last if last is not None and last.pid != key[1] else None
     return ChainFacts(
@@ -268,14 +268,14 @@ def _silent_s(case: Case, links: Sequence[Link], last: Waiter | None, watched_s:
     return max(watched_s, min([idle_s, *ages_s]) if links[0][1].way == "child" else 0.0)
 
 
-def _is_awaited(case: Case, key: Key, unaware: bool) -> bool:
+def _is_awaited(case: Case, key: Key, endless: bool) -> bool:
     """Other ranks wait for this one, in an operation in which it does not hand out work that it may be waiting for.
 
-    Where the wait ends at processes of `UNAWARE`, it is a wait for no work.
+    Where the wait ends at processes of `ENDLESS`, it is a wait for no work.
     """
     ops: Mapping[Key, str] = case.once("waits for peers", lambda: _waits(case))
     fed: frozenset[Key] = case.once("waits for work", lambda: frozenset(k for k in ops if HANDS_OUT.search(ops[k])))
-    return not ops.keys() <= {key} and (unaware or fed <= {key})
+    return not ops.keys() <= {key} and (endless or fed <= {key})
 
 
 def _waits(case: Case) -> Mapping[Key, str]:
@@ -355,7 +355,7 @@ def _format_end(end: str, silent_s: float) -> str:
         case "timer":
             return ", which sleeps for some time"
         case "inherited":
-            return ", which inherited it from the process that forked it"
+            return ", which inherited it when it was forked"
         case "rank" | "clients" | "unknown":
             return ""
     return f": nothing for {silent_s:.0f} s"

@@ -332,13 +332,13 @@ def _files_apart(lines: Sequence[TextLine]) -> Iterator[TextLine]:
     """The lines of grep, cut where a file that several of them name begins in the middle of one."""
     names = Counter(match[1] for line in lines if (match := _IN_FILE.match(line.text)))
     several = [re.escape(name) for name, count in names.most_common(MAX_FILES) if count > 1]
+    if not several:
+        yield from lines
+        return
     begins = re.compile(rf"(?<=[^\s/:])(?=(?:{'|'.join(several)}):)")
     for line in lines:
-        cuts = [match.start() for match in begins.finditer(line.text, 1)] if several else []
-        if cuts:
-            yield from (replace(line, text=line.text[a:b]) for a, b in pairwise([0, *cuts, len(line.text)]))
-        else:
-            yield line
+        cuts = (match.start() for match in begins.finditer(line.text, 1))
+        yield from (replace(line, text=line.text[a:b]) for a, b in pairwise([0, *cuts, len(line.text)]))
 
 
 def _file_prefix(name: str) -> str:

@@ -32,6 +32,11 @@ _WHEN = re.compile(  # at which point of the step a value was taken
     r"[,;(]? ?\b(?:right |just |directly )?(?:after|before) (?:the |each |every )?"
     r"(?:opt(?:imi[sz]er)?[. ]?step|step|update)\b(?:\(\))?"
 )
+# What differs between replicas by design: `sha1 of the batch`, `optimizer shard md5`.
+EACH_ITS_OWN = re.compile(
+    r"\b(?:batch(?:es)?|inputs?|samples?|data(?:set)?|images?|tokens?|indices|shards?|sharded|grads?|gradients?|rng"
+    r"|files?|local)\b"
+)
 _STATISTIC = re.compile(r"^(?:mean|avg|average|median|p\d\d) (?=\w)|(?<=\w) (?:mean|avg|average|median|p\d\d)$")
 _EDGES = " \t:=([{<>\"'~`*_+]}|,;\u2248-"
 

@@ -22,7 +22,15 @@ from hangdoc.postmortem.readers._logs.breakdowns import Breakdowns
 from hangdoc.postmortem.readers._logs.comparisons import Comparisons
 from hangdoc.postmortem.readers._logs.cpu_texts import CpuTexts
 from hangdoc.postmortem.readers._logs.extremes import Extremes
-from hangdoc.postmortem.readers._logs.figure_kinds import SPENT, UNIT, Meaning, figure_kinds, is_known, meaning
+from hangdoc.postmortem.readers._logs.figure_kinds import (
+    EACH_ITS_OWN,
+    SPENT,
+    UNIT,
+    Meaning,
+    figure_kinds,
+    is_known,
+    meaning,
+)
 from hangdoc.postmortem.readers._logs.figure_values import GPU, HEX, HOST, RANK, REPLICA, SHORT, Owner, Value
 from hangdoc.postmortem.readers._logs.gpu_links import GpuLinks
 from hangdoc.postmortem.readers._logs.gpu_tables import GpuTables
@@ -80,11 +88,6 @@ _PLACE = re.compile(  # how far the job is, which names no figure: `step 400`, `
     r"\d{1,9}(?:/\d{1,9})?\W{0,8}){1,4}"
 )
 _PRINTS = re.compile(r"^(?:and |so |then )?(?:i|we) (?:also |now |then )?(?:print|log|dump|compute|compared?)(?:ed)? ")
-# What differs between replicas by design: `sha1 of the batch`, `optimizer shard md5`.
-_EACH_ITS_OWN = re.compile(
-    r"\b(?:batch(?:es)?|inputs?|samples?|data(?:set)?|images?|tokens?|indices|shards?|sharded|grads?|gradients?|rng"
-    r"|files?|local)\b"
-)
 _COUNTED = frozenset({"step", "steps", "iter", "iters", "iteration", "it", "update", "batch", "epoch", "at"})
 _STATISTICS = re.compile(r"\b(?:min|max|avg|mean|median|std|p50|p99|slowdown)\b", re.IGNORECASE)
 _LEFT_OUT = re.compile(r"[\s\[\]|]{0,20}(?:\.{2,10}|\u2026)[\s\[\]|]{0,20}")  # rows of a list or table
@@ -315,7 +318,7 @@ def _common_of_parts(heading: str) -> str | None:
     """`checksum` below `I print a checksum of both submodules`: what replicas have in common, of each part."""
     last = _last_sentence(heading)
     found = _OF_PARTS.search(last)
-    return found[1] if found and not _EACH_ITS_OWN.search(last) else None
+    return found[1] if found and not EACH_ITS_OWN.search(last) else None
 
 
 def _owners(match: re.Match[str]) -> tuple[Owner, ...]:
@@ -378,7 +381,7 @@ def _common(value: Value) -> Meaning | None:
     for sentence in reversed(re.split(r"[.?!]\)?\s", value.name)):
         name = _PRINTS.sub("", sentence).replace("_", " ").lower()
         if any(one.expression.search(name) for one in figure_kinds() if one.kind == "state"):
-            return None if _EACH_ITS_OWN.search(name) else Meaning("state")
-        if _EACH_ITS_OWN.search(name):
+            return None if EACH_ITS_OWN.search(name) else Meaning("state")
+        if EACH_ITS_OWN.search(name):
             return None
     return None

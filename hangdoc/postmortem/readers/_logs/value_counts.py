@@ -1,7 +1,7 @@
-"""Lines that count the ranks with each value, and name those that differ: `params: 15x 1f08 1x c293 (rank 11)`.
+"""Lines that say how many ranks have each value, and name those that differ: `params: 15x 1f08 1x c293 (rank 11)`.
 
-Other forms: `1f08 on 15 ranks, c293 on rank 11`, `15/16 ranks = 1f08, rank 11 = c293`. The value that most ranks have
-counts for all that are not named: the line says how many there are.
+Other forms: `1f08 on 15 ranks, c293 on rank 11`, `15/16 ranks = 1f08, rank 11 = c293`. Every rank that is not named has
+the majority's value.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from dataclasses import dataclass, field
 
 from hangdoc.evidence import limits
 from hangdoc.evidence.figures import Figure
+from hangdoc.postmortem.readers._logs.figure_kinds import EACH_ITS_OWN
 from hangdoc.postmortem.readers._logs.figure_values import HEX, RANK
 
 MAX_FIGURES = 2_048
 MAX_LINE = 600  # characters
 MAX_NAMED = 64  # ranks of one line
 
-# What replicas have in common, and what each rank may have of its own.
-_COMMON = re.compile(r"\b(?:params?|parameters?|weights?|model|replicas?|state|checksum|hash|sha1|md5|crc|digest)\b")
-_OWN = re.compile(
-    r"\b(?:grads?|gradients?|batch(?:es)?|inputs?|samples?|data|shards?|sharded|rng|seeds?|files?|optim\w*)\b"
-)
+# What replicas have in common.
+_COMMON = re.compile(r"\b(?:params?|parameters?|weights?|model|replicas?|checksum|hash|sha1|md5|crc|digest)\b")
 _STEP = re.compile(
     r"\b(?:global[_ ]?)?(?:step|iter(?:ation)?|it|update)s?\b[\s:=#@\[]{1,4}(\d{1,9})(?![\d.])|@ ?(\d{1,9})\b"
 )
@@ -67,7 +65,7 @@ def _counted(text: str, line: int) -> Iterator[Figure]:
             named[int(rank)] = value
         elif common is None or count > common[1]:
             common = value, count, int(one["size"] or 0)
-    if not common or not named or common[0] in named.values() or not _COMMON.search(name) or _OWN.search(name):
+    if not common or not named or common[0] in named.values() or not _COMMON.search(name) or EACH_ITS_OWN.search(name):
         return
     size = common[2] or common[1] + len(named)
     if size != common[1] + len(named) or size > limits.MAX_RANKS or max(named) >= size:

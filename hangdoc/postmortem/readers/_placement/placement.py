@@ -206,10 +206,10 @@ def placement_of(text: str) -> Placement:
     known = frozenset(name for name, count in hosts.items() if count >= LEAST_LABELS)
     seats = believable(_of_lettered_hosts(stated, known), known)
     placement = _joined([*seats, *layout.seats(seats)], numbering, layout, gpu_use)
-    alone = len(of_tee) == 1 and not numbering.one_host and not layout.one_node  # one rank's lines, of any node
+    lone = len(of_tee) == 1 and not numbering.one_host and not layout.one_node  # one rank's lines, of any node
     return dataclasses.replace(
         placement,
-        local_is_rank=placement.local_is_rank and not alone,
+        local_is_rank=placement.local_is_rank and not lone,
         buses={**placement.buses, **_buses_of_nccl(communicators)},
         indices=_unique(((_short(host), bus), gpu) for host, bus, gpu in buses.found),
     )
