@@ -1,7 +1,8 @@
 """The models of another process: torch's `nn.Module`s and their parameters, found from its variables.
 
 Nothing runs in the process. A module has the dicts `_parameters` and `_modules` among its attributes
-(torch/nn/modules/module.py, which asks for `__dict__` and so has CPython make one).
+(torch/nn/modules/module.py, which asks for `__dict__` and so has CPython make one). A model in a functional style is
+no module: its parameters are the trainable tensors of an optimizer, or of the dicts and lists in variables.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from dataclasses import dataclass, field
 from hangdoc.introspect.instance_dicts import instance_dicts, read_dicts
 from hangdoc.introspect.interpreter import Interpreter
 from hangdoc.introspect.memory import Memory
-from hangdoc.introspect.objects import HEAP_TYPE, Objects, Type, references_of
+from hangdoc.introspect.objects import CONTAINER, HEAP_TYPE, Objects, Type, references_of
+from hangdoc.introspect.tensors import locate
 
 CPU_S = 0.3  # of one search; it takes 0.006 for a model in a variable, 0.03 for one in an object, on a slow core 0.1
 _MODULES = 256  # followed in one search
 _REGISTERED = 1 << 16  # parameters of one wrapper
 _CHILDREN = 8  # followed of one container: of many equal layers, the first, the last and some between
+_CONTAINERS, _ITEMS, _NESTED = 64, 4096, 5  # dicts and lists searched of a level, items of one, and levels
 _NAME = 64  # characters of an attribute or class
-_PLAIN = re.compile(r"\w+")
+_PLAIN = re.compile(r"[\w.]+")
 _SET_USED = 24  # PySetObject.used, CPython 3.10 to 3.14
 _ROOTS = 4  # models of a process
 _HOLDERS = 48  # objects searched for a model, in each of _HOPS
@@ -58,6 +61,8 @@ def search(memory: Memory, interpreter: Interpreter, roots: Sequence[tuple[str, 
     try:
         for name, address, kind in walk.models(roots):
             walk.follow(name, address, kind)
+        if not walk.found.parameters:
+            walk.found.parameters = walk.trainable_tensors(roots)
     except _Late:
         return Found(late=True)
     return walk.found
@@ -71,6 +76,7 @@ class _Walk:
         self.seen: set[int] = set()  # modules
         self.names: dict[int, str] = {}  # of keys; "": not plain
         self.models_found = 0
+        self.optimizers: dict[int, tuple[str, Type]] = {}  # seen on the way
 
     def models(self, roots: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int, Type]]:
         """Name, address and type of models: variables; while these have no parameters, what variables refer to."""
@@ -80,19 +86,22 @@ class _Walk:
         for hop in range(_HOPS + 1):
             kinds = {address: kind for address, (kind, _) in self.objects.heads(level).items()}
             models = [(level[address], address, kind) for address, kind in kinds.items() if is_module(kind)]
+            self.optimizers |= {address: (level[address], kind) for address, kind in kinds.items() if _steps(kind)}
             # A wrapper first: the other variables often name parts of it.
             yield from sorted(models, key=lambda model: model[2].name not in WRAPPERS)
             if self.found.parameters or hop == _HOPS:
                 return
             self._check()
-            holders = {address: kind for address, kind in kinds.items() if _may_hold(kind)}
-            near = references_of(self.memory, dict(list(holders.items())[:_HOLDERS]))
+            holders = sorted(
+                ((a, kind) for a, kind in kinds.items() if _may_hold(kind)), key=lambda one: _lists(one[1])
+            )
+            near = references_of(self.memory, dict(holders[:_HOLDERS]))
             parts = self.objects.heads(target for targets in near.values() for target in targets if target not in known)
             level = {
                 target: f"{level[holder]}.{parts[target][0].name[:_NAME]}"
                 for holder, targets in reversed(near.items())
                 for target in targets
-                if target in parts and parts[target][0].flags & HEAP_TYPE
+                if target in parts and parts[target][0].flags & (HEAP_TYPE | CONTAINER)
             }
             known.update(level)
 
@@ -130,11 +139,58 @@ class _Walk:
                     if address in types and is_module(types[address][0]) and address not in self.seen:
                         below[address] = (*place, index), f"{path}.{self.names[key]}", types[address][0]
             level = dict(list(below.items())[: max(0, _MODULES - len(self.seen))])
+        if self._is_meta(address for _, address in found.values()):
+            return
         self.models_found += bool(found)
         for place in sorted(found):
             self.found.parameters.setdefault(*found[place])
         if registered:
             self.found.unregistered |= {name: one for name, one in found.values() if one not in registered}
+
+    def _is_meta(self, parameters: Iterable[int]) -> bool:
+        """True of a model without values, as torch.func.functional_call is given: others hold its parameters."""
+        contents = locate(self.memory, parameters)
+        return bool(contents) and all(one.tensor.device == "meta" for one in contents.values())
+
+    def trainable_tensors(self, roots: Sequence[tuple[str, int]]) -> dict[str, int]:
+        """Parameters that no module holds, by name: those of the optimizers that were seen, else of the variables."""
+        held = references_of(self.memory, {address: kind for address, (_, kind) in self.optimizers.items()})
+        kinds = self.objects.heads(target for targets in held.values() for target in targets)
+        groups = {
+            target: f"{self.optimizers[holder][0]}.param_groups"
+            for holder, targets in held.items()
+            for target in targets
+            if target in kinds and kinds[target][0].name == "list"
+        }
+        return self._tensors_among(groups) or self._tensors_among({address: name for name, address in reversed(roots)})
+
+    def _tensors_among(self, level: Mapping[int, str]) -> dict[str, int]:
+        """The trainable tensors, and those in dicts and lists: `params.encoder.w`, `opt.param_groups.0.params.3`."""
+        found: dict[str, int] = {}
+        seen = set[int]()
+        for _ in range(_NESTED):
+            self._check()
+            kinds = {address: kind for address, (kind, _) in self.objects.heads(level).items()}
+            contents = locate(self.memory, [address for address, kind in kinds.items() if _is_tensor(kind)])
+            for address in [address for address, one in contents.items() if one.trainable]:
+                self._note(kinds[address], {})
+                found.setdefault(level[address], address)
+            inner = [address for address, kind in kinds.items() if _lists(kind) and address not in seen][:_CONTAINERS]
+            seen.update(inner)
+            level = self._parts({address: level[address] for address in inner})
+        return found
+
+    def _parts(self, containers: Mapping[int, str]) -> dict[int, str]:
+        """What these dicts and lists hold, with names; of many, the first, the last and some between."""
+        dicts = read_dicts(self.objects, self.interpreter.version, containers)
+        self._name(key for entries in dicts.values() for key, _ in entries)
+        found: dict[int, str] = {}
+        for address, name in containers.items():
+            held = [(self.names[key] or "?", value) for key, value in dicts.get(address, ())]
+            held += [(str(index), value) for index, value in enumerate(self.objects.items(address, _ITEMS))]
+            for index in evenly(len(held), _CHILDREN):
+                found.setdefault(held[index][1], f"{name}.{held[index][0]}")
+        return found
 
     def _registered(self, attributes: Mapping[str, int]) -> frozenset[int]:
         """The parameters that a DistributedDataParallel reduces, as it was made with them; none where it ignores some.
@@ -183,8 +239,18 @@ def _is_tensor(kind: Type) -> bool:
     return not _TENSORS.isdisjoint((kind.name, *kind.bases))
 
 
+def _steps(kind: Type) -> bool:
+    """True for torch.optim.Optimizer and its subclasses."""
+    return bool(kind.flags & HEAP_TYPE) and "Optimizer" in kind.bases
+
+
+def _lists(kind: Type) -> bool:
+    """True for dicts, lists and tuples."""
+    return bool(kind.flags & CONTAINER)
+
+
 def _may_hold(kind: Type) -> bool:
-    return bool(kind.flags & HEAP_TYPE) and _TENSORS.isdisjoint(kind.bases)
+    return _lists(kind) or (bool(kind.flags & HEAP_TYPE) and _TENSORS.isdisjoint(kind.bases))
 
 
 def evenly(count: int, most: int) -> list[int]:

@@ -22,6 +22,7 @@ _DEEPEST = 16  # bases followed of a type
 # PyTypeObject.tp_flags: Py_TPFLAGS_*_SUBCLASS
 _INT, _LIST, _TUPLE, _STR, DICT, _TYPE = (1 << bit for bit in (24, 25, 26, 28, 29, 31))
 _INLINE_VALUES = 1 << 2
+CONTAINER = DICT | _LIST | _TUPLE
 HEAP_TYPE = 1 << 9  # a class written in Python
 _NUMPY_NUMBERS = {
     "numpy.int8": "<b", "numpy.int16": "<h", "numpy.int32": "<i", "numpy.int64": "<q", "numpy.uint8": "<B",

@@ -1,6 +1,6 @@
 """Training of a small forecaster of made-up load curves, continued from a checkpoint where there is one.
 
-torchrun --nproc-per-node 3 reproducer.py [--variant continued|averaged|plain]
+torchrun --nproc-per-node 3 reproducer.py [--variant continued|averaged|plain|functional]
 """
 
 import argparse
@@ -44,6 +44,20 @@ class Forecaster(nn.Module):
         return self.head(self.norm(self.body(x)))
 
 
+class Tensors:
+    """The forecaster in a functional style: its parameters are a dict of tensors."""
+
+    def __init__(self, model):
+        self.tensors = {name: one.detach().clone().requires_grad_() for name, one in model.named_parameters()}
+        self.skeleton = model.to("meta")
+
+    def __call__(self, x):
+        return torch.func.functional_call(self.skeleton, self.tensors, (x,))
+
+    def parameters(self):
+        return list(self.tensors.values())
+
+
 class Objective:
     """Squared error of a model's forecast."""
 
@@ -81,11 +95,11 @@ def average(model):
 
 def train(variant, folder, epochs=20_000, batch_size=32):
     rank = dist.get_rank()
-    torch.manual_seed(rank if variant in ("averaged", "plain") else 0)
+    torch.manual_seed(rank if variant in ("averaged", "functional", "plain") else 0)
     data = Curves()
     sampler = DistributedSampler(data, drop_last=True)
     loader = DataLoader(data, batch_size=batch_size, sampler=sampler, drop_last=True)
-    model = Forecaster()
+    model = Tensors(Forecaster()) if variant == "functional" else Forecaster()
     objective = Objective(model)
     if variant == "continued":
         network = DistributedDataParallel(model)
@@ -98,7 +112,7 @@ def train(variant, folder, epochs=20_000, batch_size=32):
             loss = objective(x, y)
             optimizer.zero_grad()
             loss.backward()
-            if variant == "averaged":
+            if variant in ("averaged", "functional"):
                 average(model)
             optimizer.step()
         mean = loss.detach().clone()
@@ -109,7 +123,7 @@ def train(variant, folder, epochs=20_000, batch_size=32):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=("continued", "averaged", "plain"), default="continued")
+    parser.add_argument("--variant", choices=("continued", "averaged", "plain", "functional"), default="continued")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     with tempfile.TemporaryDirectory() as name:

@@ -106,6 +106,33 @@ def test_a_process_without_a_model() -> None:
         assert read(program) == Parameters()
 
 
+BEFORE = """
+import time, torch
+def made(): return torch.rand(8, 8, requires_grad=True)
+def hold(): print(1, flush=True); time.sleep(99)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("params = {'enc': {'w': made()}, 'head.bias': made(), 'batch': torch.rand(8)}",
+         ["params.head.bias", "params.enc.w"]),
+        ("opt = torch.optim.Adam([{'params': [made()]}, {'params': [made() for _ in range(30)], 'lr': 1e-4}])",
+         [f"opt.param_groups.{group}.params.{at}" for group, at in ((0, 0), (1, 4), (1, 16), (1, 29))]),
+        ("state = {'nets': [torch.nn.Linear(8, 8)]}", ["state.list.Linear.weight", "state.list.Linear.bias"]),
+        ("model, params = torch.nn.Linear(8, 8, device='meta'), [made()]", ["params.0"]),
+        ("def train(w, x): hold()\ntrain(made(), torch.rand(8, 8))", ["w"]),
+        ("hidden = [made() * 2, torch.rand(8)]", []),
+    ],
+)  # fmt: skip
+def test_models_that_are_no_modules(code: str, names: list[str]) -> None:
+    """The tensors that an optimizer changes, or that a program has in dicts, lists and variables."""
+    requirements.met(requirements.torch())
+    with started("-c", f"{BEFORE}\n{code}\nhold()") as program:
+        assert [one.name for one in read(program).parameters] == names
+
+
 def test_an_ended_process_is_unseen() -> None:
     with started("-c", "print(1, flush=True)") as program:
         program.process.wait()
