@@ -57,6 +57,7 @@ GROUPS = (
     "thirtysecond",
     "thirtythird",
     "thirtyfourth",
+    "thirtyfifth",
 )
 CLASSES = (
     "collective_wait",
