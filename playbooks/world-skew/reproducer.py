@@ -1,9 +1,10 @@
 """A job on three hosts; one of them was started from an older script.
 
-python reproducer.py [--variant size|options|precision|launcher]
+python reproducer.py [--variant size|options|precision|launcher|folder]
 
 --variant   size: the last host was told a larger WORLD_SIZE; options: one was given another --update-every;
-            precision: one has another compute type in its environment; launcher: two launchers, told 3 hosts and 2
+            precision: one has another compute type in its environment; launcher: two launchers, told 3 hosts and 2;
+            folder: ranks meet in a file, in a folder with the name of the settings, and one has other settings
 """
 
 import argparse
@@ -12,6 +13,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 HOSTS = 3
@@ -55,7 +57,7 @@ class Learner:
         self.optimizer.zero_grad()
 
 
-def train(update_every):
+def train(update_every, runs):
     import torch
     import torch.distributed as dist
 
@@ -67,7 +69,12 @@ def train(update_every):
         print(f"rank {rank} trial {number} loss {learner.backward():.4f}", flush=True)
         learner.update()
         time.sleep(0.3)
-    dist.init_process_group("gloo")
+    if runs:
+        folder = pathlib.Path(runs, f"every-{update_every}")
+        folder.mkdir(exist_ok=True)
+        dist.init_process_group("gloo", f"file://{folder}/peers", rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+    else:
+        dist.init_process_group("gloo")
     for epoch in range(10_000):
         for number in range(1, 1920 // size + 1):
             loss = learner.backward(size)
@@ -90,7 +97,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def start(variant, host, port):
+def start(variant, host, port, runs):
     script, environment = os.path.abspath(__file__), dict(os.environ)
     if variant == "launcher":
         hosts = HOSTS if host == 0 else HOSTS - 1
@@ -99,8 +106,9 @@ def start(variant, host, port):
     size = HOSTS + 1 if variant == "size" and host == 2 else HOSTS
     environment |= {"RANK": str(host), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     environment["MIXED_PRECISION"] = "bf16" if variant == "precision" and host == 1 else "no"
-    every = "6" if variant == "options" and host == 1 else "4"
-    return subprocess.Popen([sys.executable, script, "--update-every", every], env=environment)
+    every = "6" if variant in ("options", "folder") and host == 1 else "4"
+    where = ["--runs", runs] if variant == "folder" else []
+    return subprocess.Popen([sys.executable, script, "--update-every", every, *where], env=environment)
 
 
 def compare(processes):
@@ -118,18 +126,20 @@ def compare(processes):
 
 def main(variant):
     port = free_port()
-    processes = [start(variant, host, port) for host in range(HOSTS - 1 if variant == "launcher" else HOSTS)]
-    if variant == "launcher":
-        compare(processes)
-    return max(process.wait() for process in processes)
+    with tempfile.TemporaryDirectory() as runs:
+        processes = [start(variant, host, port, runs) for host in range(HOSTS - 1 if variant == "launcher" else HOSTS)]
+        if variant == "launcher":
+            compare(processes)
+        return max(process.wait() for process in processes)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=("size", "options", "precision", "launcher"), default="size")
+    parser.add_argument("--variant", choices=("size", "options", "precision", "launcher", "folder"), default="size")
     parser.add_argument("--update-every", type=int, default=4, help="batches between two updates")
+    parser.add_argument("--runs", help="folder of the runs, in one of which the ranks meet")
     args = parser.parse_args()
     if "RANK" in os.environ:
-        train(args.update_every)
+        train(args.update_every, args.runs)
     else:
         sys.exit(main(args.variant))

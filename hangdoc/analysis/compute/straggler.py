@@ -47,6 +47,7 @@ from hangdoc.analysis.thresholds import (
 # Every member waits for every other; in a broadcast or scatter, for the rank that has the data.
 SYMMETRIC = ("all_", "reduce_scatter", "barrier", "monitored_barrier")
 MUTUAL = (*SYMMETRIC, "wait", "broadcast", "scatter")
+COLLECTIVES = (*SYMMETRIC, "broadcast", "scatter", "gather", "reduce", "isend", "irecv", "send", "recv", "batch_isend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,11 +296,21 @@ def _waiting(case: Case, key: Key) -> tuple[int, int, int]:
     """
     waiting = [look for look in looks_at(case, key) if look.phase in WAITING]
     mutual = [look for look in waiting if look.phase == "collective" and _is_mutual(look)]
-    return len(waiting), len(mutual), sum(_is_one_of(look.op or "", SYMMETRIC) for look in mutual)
+    return len(waiting), len(mutual), sum(_is_symmetric(look) for look in mutual)
 
 
 def _is_mutual(look: Look) -> bool:
     return look.op is None or _is_one_of(look.op, MUTUAL)
+
+
+def _is_symmetric(look: Look) -> bool:
+    """True for a collective that needs the data of every rank, or the wait for its handle in the code that made it."""
+    if look.op != "wait" or not look.own:
+        return _is_one_of(look.op or "", SYMMETRIC)
+    place = look.own[-1].place
+    called = [call.rpartition(".")[2] for call in place.around] if place else []
+    started = [call for call in called if _is_one_of(call, COLLECTIVES)]
+    return bool(started) and all(_is_one_of(call, SYMMETRIC) for call in started)
 
 
 def _is_one_of(op: str, kinds: tuple[str, ...]) -> bool:

@@ -25,9 +25,22 @@ MAX_PATHS = 64  # through the chain of one rank: processes may wait for each oth
 MAX_DEPTH = 8
 # How a chain may end, most telling first. CERTAIN: the last process cannot go on.
 CERTAIN = ("stopped", "dead", "locked", "nobody")
-ENDS = (*CERTAIN, "disk", "silent", "inherited", "circle", "sleeps", "rank", "clients", "timer", "unknown", "runs")
+ENDS = (
+    *CERTAIN,
+    "disk",
+    "silent",
+    "inherited",
+    "circle",
+    "sleeps",
+    "polls",
+    "rank",
+    "clients",
+    "timer",
+    "unknown",
+    "runs",
+)
 # Nothing shows that the wait ever ends, so that its length decides.
-SILENT = frozenset({"disk", "silent", "inherited", "circle", "sleeps"})
+SILENT = frozenset({"disk", "silent", "inherited", "circle", "sleeps", "polls"})
 # Processes that wait for one another, or that do not know what they hold: only somebody else could end the wait.
 ENDLESS = frozenset({"circle", "inherited", *CERTAIN})
 CONNECTED = frozenset({"tcp", "unix"})
@@ -45,6 +58,7 @@ class ChainFacts:
     writes: bool | None = None  # it waits to write
     # stopped | dead | locked | nobody: has the other end open | disk | silent: a server | circle: the rank itself |
     # inherited: a forked process has a lock that it does not know of | sleeps | timer: sleeps for some time |
+    # polls: sleeps again and again |
     # rank: another one of the job | clients: any may come | runs | unknown
     end: str | None = None
     pid: int | None = None  # last process of the chain; None: the rank itself
@@ -76,7 +90,7 @@ def _facts(case: Case, key: Key) -> ChainFacts:
         return UNSEEN
     chain = series[-1][1]
     roots = _roots(case, key, chain)
-    graph = _Graph(case, key, {one.pid: one for one in chain.others}, _busy(case, key, series))
+    graph = _Graph(case, key, {one.pid: one for one in chain.others}, _busy(case, key, series), _polling(series))
     paths = list(islice((path for root in roots for path in graph.paths(root)), MAX_PATHS))
     if not paths:
         return UNSEEN
@@ -91,7 +105,9 @@ def _facts(case: Case, key: Key) -> ChainFacts:
     )
     ends = {end for _, end, _ in paths}
     endless = ends <= ENDLESS and not ends <= {*CERTAIN}
-    waited_s = max(silent_s, case.job(NetworkJob).idle_s or 0.0) if endless else silent_s  # so long has the job waited
+    waited_s = silent_s
+    if endless or ends == {"polls"}:  # so long has the job waited
+        waited_s = max(silent_s, case.job(NetworkJob).idle_s or 0.0)
     silent = quiet and waited_s >= EXPECTED_S and _is_awaited(case, key, endless)
     stuck = silent or (certain and is_stall(case, watched_s))
     other = last if last is not None and last.pid != key[1] else None
@@ -159,6 +175,31 @@ def _busy(case: Case, key: Key, series: Sequence[tuple[float, Chain]]) -> Collec
     }
 
 
+def _polling(series: Sequence[tuple[float, Chain]]) -> Collection[int]:
+    """The processes that only wait for a child that sleeps, and then for the next: `until [ -r F ]; do sleep 1; done`.
+
+    What a child has read counts as moved by its parent once it is reaped, so that this says nothing of the parent.
+    """
+    looks = [{one.pid: one for one in chain.others} for _, chain in series]
+    seconds = series[-1][0] - series[0][0]
+    naps = [{pid: child for pid, one in look.items() if (child := _sleeping_child(one, look))} for look in looks]
+    return {
+        pid
+        for pid, child in naps[-1].items()
+        if seconds >= STALL_S
+        and all(pid in asleep for asleep in naps)
+        and any(asleep[pid] != child for asleep in naps)
+        and looks[-1][pid].cpu_s - looks[0][pid].cpu_s <= PIPE_CPU_S + IDLE_CORES * seconds
+    }
+
+
+def _sleeping_child(waiter: Waiter, others: Mapping[int, Waiter]) -> int | None:
+    """The only child for which a process waits, if it sleeps for some time."""
+    children = [pid for one in waiter.awaits if one.way == "child" for pid in one.peers or ()]
+    child = others.get(children[0]) if len(children) == 1 else None
+    return child.pid if child is not None and child.call == "time" else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Graph:
     """The waits of the processes behind one rank."""
@@ -167,6 +208,7 @@ class _Graph:
     key: Key
     others: Mapping[int, Waiter]
     busy: Collection[int]  # processes that work
+    polling: Collection[int]  # processes that only sleep, again and again
     _certain: dict[int, bool] = field(default_factory=dict)  # results of `is_certain`, by PID; False while asked
 
     def paths(
@@ -202,6 +244,8 @@ class _Graph:
             return "stopped"
         if waiter.state in DEAD:
             return "dead"
+        if waiter.pid in self.polling:
+            return "polls"
         if waiter.pid in self.busy:
             return "runs"
         if (self.key[0], waiter.pid) in self.case.ranks:
@@ -354,6 +398,8 @@ def _format_end(end: str, silent_s: float) -> str:
             return ", which works"
         case "timer":
             return ", which sleeps for some time"
+        case "polls":
+            return ", which only sleeps, again and again"
         case "inherited":
             return ", which inherited it when it was forked"
         case "rank" | "clients" | "unknown":

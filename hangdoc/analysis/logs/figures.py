@@ -151,6 +151,25 @@ def case_figures(case: Case) -> list[Figures]:
     return list(found.values())
 
 
+def ranks_alike(case: Case, odd: Mapping[int | None, bool]) -> Sequence[int]:
+    """The other ranks with the newest value of the weights that the odd ones have, and no rank that is not odd.
+
+    `odd`: of each rank that is known, whether it is odd.
+    """
+    states: dict[tuple[str, int | None], dict[int, str]] = defaultdict(dict)
+    for one in (one for record in case_figures(case) for one in record.values):
+        if one.kind == "state" and one.of == "rank" and one.owner.isdecimal():
+            states[one.name, one.step][int(one.owner)] = one.value
+    if not states:
+        return ()
+    newest = states[max(states, key=lambda known: known[1] or 0)]
+    sides = {newest.get(rank) if rank is not None else None for rank, is_odd in odd.items() if is_odd}
+    others = {newest.get(rank) if rank is not None else None for rank, is_odd in odd.items() if not is_odd}
+    if not sides or not others or None in sides | others or sides & others:
+        return ()
+    return [rank for rank, value in newest.items() if value in sides and rank not in odd][:MAX_SUSPECTS]
+
+
 def keys_of(case: Case, suspects: Iterable[Suspect]) -> set[Key]:
     """The ranks among the suspects of which there is evidence."""
     keys = {rank.target.rank: key for key, rank in case.ranks.items()}

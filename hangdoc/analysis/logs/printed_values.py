@@ -7,14 +7,16 @@ by more than rounding explains, and every line is of the same step.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import median
 
-from hangdoc.analysis import Case, Detector, Key
+from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.logs.counters import FAREWELL, counts_from_different_starts
+from hangdoc.analysis.logs.figures import ranks_alike
 from hangdoc.analysis.logs.log_events import JobLogs, job_logs, number
 from hangdoc.analysis.thresholds import AT_ONE_PLACE, COMPARABLE_RANKS, MUCH_MORE_CPU, ROUNDING
 from hangdoc.evidence.logs import LogEvent
@@ -26,6 +28,7 @@ SETTINGS = ("setting", "model setting")  # begin of the names of what a job, and
 SAMPLES = "samples"
 OWN = (SAMPLES, "data", "loss before the reduction")  # names of what ranks should not have in common
 SEED = "seed of the sampler"  # its name: of one that splits the samples among the ranks
+CHECKPOINT = "checkpoint"  # its name: where a rank resumed from
 ALONE = "world size 1"  # its name, if the line says that the process is the only one
 MAX_SHOWN = 8  # ranks in a text
 
@@ -34,7 +37,7 @@ MAX_SHOWN = 8  # ranks in a text
 class PrintedFacts:
     """One rank. None: nothing that it printed can be compared."""
 
-    odd: bool | None = None  # most ranks printed another value
+    odd: bool | None = None  # most ranks printed another value, or half of them a later checkpoint
     value: str | None = None  # what it printed: "weights sha1 41d07a"
     nonfinite: str | None = None  # its loss has no value, while those of most ranks have: "local loss nan at step 1841"
     slow: str | None = None  # its own work takes longer than that of its peers: "compute 8.8 s, 0.92 s on other ranks"
@@ -48,7 +51,8 @@ class PrintedJob:
     step: int | None = None  # of these lines
     restarted: bool = False  # it is the step, which they count from different starts
     exact: bool = False  # a checksum or a checkpoint, not a number that is rounded
-    usual: str | None = None  # the value of most ranks; None: there is none
+    usual: str | None = None  # the value of most ranks, or the later of two checkpoints; None: there is none
+    alike: tuple[Suspect, ...] = ()  # ranks of which a figure shows that they hold what the odd ones hold
     apart_runs: bool = False  # nothing shows that those of `alone` belong to one job: no rank, no launcher
     same: str | None = None  # what each rank should have of its own, and all have in common: "samples 14, 3, 9"
     seeds: str | None = None  # of the samplers that split the samples, if they differ: "7 on rank 0, 8 on rank 1"
@@ -85,7 +89,11 @@ class PrintedDetector(Detector[PrintedFacts, PrintedJob]):
             for begin in (METRIC, *SETTINGS):
                 name = name.removeprefix(begin).lstrip()
             majority = bool(others) and count > max(1, others[0][1])
+            if name == CHECKPOINT and not majority and (newer := _newer(values.values())):
+                majority, usual = True, newer  # the other side kept an older file
             found = replace(found, apart=name, step=step, exact=not _is_float(usual), usual=usual if majority else None)
+            odd = {case.ranks[key].target.rank: value != usual for key, value in values.items() if majority}
+            found = replace(found, alike=tuple(Suspect(rank) for rank in ranks_alike(case, odd)))
             return nothing | {
                 key: PrintedFacts(
                     value != usual if majority else None, f"{name} {value}", nonfinite.get(key), slow.get(key)
@@ -100,6 +108,13 @@ class PrintedDetector(Detector[PrintedFacts, PrintedJob]):
                 for rank, at in counts.items()
             }, replace(found, apart="step", restarted=True, usual=str(most))
         return nothing, found
+
+
+def _newer(points: Iterable[str]) -> str | None:
+    """The later one of the two points from which ranks resumed, such as `step 46000`; None: they are not two."""
+    numbers = {point: [int(number) for number in re.findall(r"\d{1,9}", point)] for point in points}
+    two = len(numbers) == 2 and len({re.sub(r"\d+", "#", point) for point in numbers}) == 1
+    return max(numbers, key=lambda point: numbers[point]) if two else None
 
 
 def _by_name(logs: JobLogs) -> Mapping[tuple[str, int | None, str], dict[Key, str]]:

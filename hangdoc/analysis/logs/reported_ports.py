@@ -236,11 +236,13 @@ def _lost(logs: JobLogs, large: bool) -> str | None:
 
 
 def _unreached(logs: JobLogs) -> list[str]:
-    """The one host that pings of full size do not reach, while they reach most others."""
-    pings = [event for event in logs.all("path_loss") if (number(event, "bytes") or 0) > PLAIN_PING]
-    lost = {event.fields.get("to", "") for event in pings if (number(event, "percent") or 0) >= LOST_PINGS}
-    reached = {event.fields.get("to", "") for event in pings} - lost
-    return list(lost) if len(lost) == 1 and len(reached) > 1 else []
+    """The one host that pings of full size do not reach, while they reach others: two, or one if small pings arrive."""
+    pings = [(number(event, "bytes") or 0, event) for event in logs.all("path_loss")]
+    failed = [(size, event) for size, event in pings if (number(event, "percent") or 0) >= LOST_PINGS]
+    lost = {event.fields.get("to", "") for size, event in failed if size > PLAIN_PING}
+    reached = {event.fields.get("to", "") for size, event in pings if size > PLAIN_PING} - lost
+    alive = {event.fields.get("to", "") for size, event in pings if size <= PLAIN_PING and (size, event) not in failed}
+    return list(lost) if len(lost) == 1 and len(reached) > (0 if lost <= alive else 1) else []
 
 
 def _lossy(logs: JobLogs) -> Mapping[str | None, str]:

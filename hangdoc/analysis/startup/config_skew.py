@@ -17,7 +17,7 @@ from hangdoc.analysis.collectives.tensor_arguments import TensorArgumentFacts
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.startup.rendezvous import launch_in
-from hangdoc.evidence import Environ, Process, ProcessGroups, Stacks
+from hangdoc.evidence import Environ, Process, ProcessGroups, Stacks, Variable
 from hangdoc.evidence.limits import valid_world_size
 from hangdoc.evidence.software import Versions
 from hangdoc.formatting import fold_ranks, name_ranks
@@ -60,6 +60,7 @@ class SettingsJob:
 
     lines: tuple[str, ...] = ()
     sizes: bool = False  # world size or number of hosts differs
+    meetings: bool = False  # where the ranks look for one another differs: `init_method`
     versions: bool = False
     options: bool = False  # options or variables differ, and the ranks diverge along them
 
@@ -70,7 +71,7 @@ class Difference:
 
     name: str
     values: Values
-    kind: str  # size | version | option | variable; of `differences`, one of its KINDS
+    kind: str  # size | meeting | version | option | variable; of `differences`, one of its KINDS
     outlier: frozenset[Key]  # ranks with a minority value
 
 
@@ -82,7 +83,7 @@ class SettingsAnalysis(Analysis[SettingsFacts, SettingsJob]):
     def derive(self, case: Case) -> tuple[dict[Key, SettingsFacts], SettingsJob]:
         facts = dict.fromkeys(case.ranks, SettingsFacts())
         alive = [key for key in case.ranks if case.ranks[key].alive is not False]
-        counted = [*_sizes(case, alive), *_versions(case, alive)]
+        counted = [*_sizes(case, alive), *_meetings(case, alive), *_versions(case, alive)]
         diverging = [one for one in (*_options(case, alive), *_variables(case, alive)) if _divides(case, one)]
         differences = [*counted, *diverging]
         if differences:
@@ -92,6 +93,7 @@ class SettingsAnalysis(Analysis[SettingsFacts, SettingsJob]):
         return facts, SettingsJob(
             tuple(format_difference(case, one) for one in differences),
             "size" in kinds,
+            "meeting" in kinds,
             "version" in kinds,
             bool(diverging),
         )
@@ -112,13 +114,32 @@ def _sizes(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
 
 def _world_size(case: Case, key: Key) -> int | None:
     """The world size that a rank has joined or tries to join with, else that of its launch."""
-    stacks, groups = case.record(key, "stacks"), case.record(key, "groups")
-    threads = stacks.threads if isinstance(stacks, Stacks) else ()
-    frames = [frame for thread in threads for frame in thread.frames if frame.function == "init_process_group"]
-    joining = [one for frame in frames if frame.file.endswith(C10D) for one in frame.variables or ()]
-    given = next((one.number for one in joining if one.name == "world_size" and one.kind == "int"), None)
+    groups = case.record(key, "groups")
+    given = next((one.number for one in _joining(case, key) if one.name == "world_size" and one.kind == "int"), None)
     joined = groups.world_size if isinstance(groups, ProcessGroups) else None
     return valid_world_size(int(given) if given else joined) or case.ranks[key].target.world_size
+
+
+def _joining(case: Case, key: Key) -> Sequence[Variable]:
+    """The variables of `init_process_group`, while a rank is in it."""
+    stacks = case.record(key, "stacks")
+    threads = stacks.threads if isinstance(stacks, Stacks) else ()
+    frames = [frame for thread in threads for frame in thread.frames if frame.function == "init_process_group"]
+    return [one for frame in frames if frame.file.endswith(C10D) for one in frame.variables or ()]
+
+
+def _meetings(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
+    """The file or the address at which ranks that are joining meet."""
+    urls = {
+        key: next(
+            (one.text.strip("\"'") for one in _joining(case, key) if one.name == "init_method" and one.kind == "str"),
+            None,
+        )
+        for key in keys
+    }
+    # Of a long path, the end is what differs.
+    ends = {key: url and (url if len(url) <= MAX_VALUE else f"...{url[3 - MAX_VALUE :]}") for key, url in urls.items()}
+    yield from _difference("init_method", ends, "meeting")
 
 
 def _versions(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:

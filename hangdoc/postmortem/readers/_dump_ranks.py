@@ -225,7 +225,7 @@ def _ranks_from_gpus(processes: list[ProcessRef], placement: Placement) -> list[
     if len({process.host for process in processes}) > 1 or not placement.local_is_rank:
         return processes
     several = len({process.local for process in processes if process.local is not None}) > 1
-    return [_numbered(process, several) for process in processes]
+    return [_numbered(process, several or placement.one_node) for process in processes]
 
 
 def _numbered(process: ProcessRef, several: bool) -> ProcessRef:

@@ -47,6 +47,12 @@ _PRODUCT = re.compile(  # GPUs, models, systems and versions of software
     re.IGNORECASE,
 )
 _LETTERED = re.compile(r"[a-z][a-z0-9]{1,14}-[a-z]")  # `trn-b`
+# `mule$ sudo ethtool eth0`: a word alone is a host only in front of a command that shows something of a host.
+_WORD = re.compile(r"(?!(?:root|user|admin|ubuntu|me|prompt|home|sudo|su|base|venv|env)\b)[a-z]{2,16}")
+_OF_HOST = re.compile(
+    r"(?:sudo )?(?:ethtool|iperf3?|nvidia-smi|rocm-smi|dmesg|journalctl|ip|ss|ping|ibstat|ibstatus|rdma|mlxlink|lspci"
+    r"|lscpu|numactl|turbostat|sensors|df|mount|iostat|free|uptime|top|ps|py-spy|pystack|gdb|hostname|netstat|nstat)\b"
+)
 _RANK_NAME = re.compile(r"(?:global[-_]?)?rank[-_]?(\d{1,6})", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}")
 
@@ -86,7 +92,9 @@ def _may_be_prompt(name: str, behind: str, command: str) -> bool:
     if behind.startswith(":~") or as_rank(name) is not None or is_host_name(name):  # `trainbox:~$`
         return True
     shell = bool(command) and behind.lstrip("]")[:1] in ("$", "#")  # `[trn-b]$ iostat`
-    return shell and is_lettered(name) and not _NO_HOST.fullmatch(name)
+    if not shell or _NO_HOST.fullmatch(name):
+        return False
+    return is_lettered(name) or (_WORD.fullmatch(name) is not None and _OF_HOST.match(command) is not None)
 
 
 def as_rank(name: str) -> int | None:

@@ -2,7 +2,8 @@
 
 Ansible prints `n3 | CHANGED | rc=0 >>` above the output of a host (ansible: plugins/callback/minimal.py), parallel-ssh
 `[1] 10:00:02 [SUCCESS] n3` (pssh: psshlib/task.py), `clush -b` and `dshbak -c` a set of hosts between two rulers. A
-loop of the shell prints what its `echo` says. With `n3 | ` in front, every reader knows whose line it is. Longer
+loop of the shell prints what its `echo` says; without one, as many lines as it has hosts are one for each, in order.
+With `n3 | ` in front, every reader knows whose line it is. Longer
 outputs, and those that name ranks, are left as they are: their readers know the headings.
 """
 
@@ -33,6 +34,8 @@ _RULER = re.compile(r"-{4,}\s*")
 _SET = re.compile(r"([A-Za-z][\w.,\[\]-]{0,300}?)(?: \(\d{1,5}\))?\s*")
 _LABELS = re.compile(r"\b(?:pdsh|clush|dsh|pssh|parallel-ssh)\b .{0,400}[^:]\s*")  # commands whose output has labels
 _LABEL = re.compile(rf"({NAME}): ")
+_ANNOUNCES = re.compile(r"\b(?:echo|printf|hostname)\b")  # who printed what follows
+_FENCE = re.compile(r"\s{0,8}(?:`{3}|~{3})")
 _ELSEWHERE = re.compile(r"\b(?:ssh|rsh|kubectl|oc|docker|podman|srun|hostname|salt)\b")
 
 
@@ -83,6 +86,7 @@ def _sections(lines: Sequence[TextLine]) -> Iterator[_Section]:
         if loop := shell_loop(text[: 4 * MAX_LINE]):
             looped = _names(loop)
             at += 1
+            yield from _one_line_each(lines, at, loop, looped)
             continue
         if (prompt := prompt_of(text)) and _LABELS.search(prompt.command):
             looped, at = None, at + 1
@@ -96,6 +100,22 @@ def _sections(lines: Sequence[TextLine]) -> Iterator[_Section]:
         if end > start:
             yield _Section(hosts, start, end, named)
         at = max(end, at + 1)
+
+
+def _one_line_each(
+    lines: Sequence[TextLine], start: int, loop: ShellLoop, looped: frozenset[str]
+) -> Iterator[_Section]:
+    """The output of a loop over hosts, if each has printed one line, and nothing else names them."""
+    hosts = [word for word in loop.words[:MAX_HOSTS] if word in looped]
+    if len(hosts) != len(loop.words) or len(set(hosts)) != len(hosts) or _ANNOUNCES.search(loop.body):
+        return
+    end = start
+    while end < len(lines) and end <= start + len(hosts) and lines[end].text.strip():
+        if prompt_of(lines[end].text) or _FENCE.match(lines[end].text) or _in_front(lines[end].text, looped):
+            break
+        end += 1
+    if end - start == len(hosts):
+        yield from (_Section((host,), start + at, start + at + 1) for at, host in enumerate(hosts))
 
 
 def _heading(lines: Sequence[TextLine], at: int, looped: frozenset[str] | None) -> tuple[tuple[str, ...], int, bool]:

@@ -64,6 +64,14 @@ _AND_THESE = re.compile(
 _ALIKE_AT_END = re.compile(  # `taken on gx2 a minute before, rank 4 (5, 6, 7 the same):`
     r"[,;] rank[ _-]?\d{1,6} \([^()\n]{3,60}\b(?:same|identical|alike)\b[^()\n]{0,20}\):\s*$", re.IGNORECASE
 )
+# `so I got py-spy of pid 61 (that's local rank 0) at 07:10, same picture both times:`
+_DUMP_OF = re.compile(
+    r"(?:[^\n]{0,80}\W)?(?:py-spy|pystack|gdb|stack|dump)(?: dump)? (?:of|on|for|from) (?:the )?pid (?P<pid>\d{1,9})\b"
+    r"(?: \((?:\w{2,6}(?:'s)? |= ?){0,2}local[ _]rank (?P<local>\d{1,3})\))?(?![^\n]*\b(?:pid|rank)\b)[^\n]{0,80}:\s*",
+    re.IGNORECASE,
+)
+# `py-spy, gx2, all 8 of them (global ranks 8..15):`
+_RANKS_AT_END = re.compile(r"\((?:the |global |world ){0,2}ranks? [\d ,&.\u2013-]{1,80}\)\s?:\s*$", re.IGNORECASE)
 # In front of a paragraph about one process: `(basalt, rank 1) prints nothing more. I took its stack:`
 _LABEL = re.compile(rf"\s{{0,4}}\((?:{NAME}, ?)?(?:global )?rank[ _-]?\d{{1,6}}(?:, ?{NAME})?\):?(?=\s)", re.IGNORECASE)
 # A heading with a short name: `**stack r0**  (r3 the same)`, `--- r5 ---`, `r2:`
@@ -309,6 +317,9 @@ class OwnerHints:
         if len(text) > MAX_HEADING and not _LISTED.search(text):
             self._observe_end(text)
             return
+        if announced := _DUMP_OF.fullmatch(text):
+            self._announce_process(int(announced["pid"]), int(announced["local"]) if announced["local"] else None)
+            return
         if len(pairs := _LISTED.findall(text)) > 1 and _RANK_AND_PID.search(text):
             ranks = self._observe_list([(int(one), int(other)) for one, other in pairs])
             if _DECORATED.fullmatch(text) and _ALL_SAME.search(text):
@@ -529,12 +540,17 @@ class OwnerHints:
             if ranks[1:]:
                 self.companions[ranks[0]] = ranks[1:]
 
+    def _announce_process(self, pid: int, local: int | None) -> None:
+        """The next dump is of this process; `local`: its number on its host."""
+        self.rank, self.pid, self.local, self.updated = self.listed.get(pid), pid, local, True
+        self._asked = False
+
     def _is_heading(self, text: str, rest: str, words: list[str]) -> bool:
         """True if a line of several words announces the stack of one process."""
         if len(words) > 12 or _RANK.search(rest) or _LOGGED.search(text):
             return False
         announces = text.rstrip(" *_`").endswith((":", "->", "=>")) or _DECORATED.fullmatch(text) is not None
-        return announces and (_LEAD.match(text) is not None or _ALIKE_AT_END.search(text) is not None)
+        return announces and any((_LEAD.match(text), _ALIKE_AT_END.search(text), _RANKS_AT_END.search(text)))
 
 
 def _several(text: str) -> tuple[int, ...]:

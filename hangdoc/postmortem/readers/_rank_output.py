@@ -31,9 +31,12 @@ _STACK = re.compile(
     r"\bThread (?:0x[0-9A-Fa-f]+|\d+)\b|most recent call first|^\s*#\d{1,4} |\([\w./<>+-]{1,200}\.pyx?:\d{1,9}\)\s*$"
     r"|^Process \d+: |^\[<[0-9a-f]*>\]|\+0x[0-9a-f]+/0x"
 )
+_ABOVE_BLOCK = re.compile(  # `node-b, when node-a died (local rank 0 = global 4)`
+    r"[^\n()]{1,100}\((?:local[ _]rank \d{1,3} ?(?:=|is|,) ?)?(?:global(?:[ _]rank)?|rank)[ =]{1,3}(\d{1,6})\)\s*:?\s*"
+)
 _LOGGED = re.compile(
     r"^\[ {0,8}\d{1,9}\.\d{6}\]|Traceback \(most recent call last\)|\w(?:Error|Exception)\b|\bNCCL\b|\[[EWI]\d{3,4} "
-    r"|\d\d:\d\d:\d\d|\b(?:step|iter(?:ation)?|epoch)\b\W{0,4}\d|\bloss\b|Killed|Segmentation fault"
+    r"|\d\d:\d\d:\d\d|\b(?:step|iter(?:ation)?|epoch)\b\W{0,4}\d|\bloss\b|\d%\||Killed|Segmentation fault"
 )
 _OWNED = re.compile(r"\s{0,8}(?:\[(?:rank ?)?\d{1,6}\]|\[default\d|\d{1,6}: |(?:global )?rank[ _-]?\d)", re.IGNORECASE)
 _SHOWS = re.compile(r"(?:sudo )?(?:tail|head|cat|less|more|grep|egrep|zgrep|rg|sed|awk)\s")
@@ -49,7 +52,8 @@ def with_ranks(lines: Sequence[TextLine]) -> list[TextLine]:
         line = lines[at]
         found.append(line)
         at += 1
-        if (rank := _rank_of_heading(line.text)) is None:
+        apart = at < len(lines) and not lines[at].text.strip()
+        if (rank := _rank_of_heading(line.text, apart)) is None:
             continue
         end = _end(lines, at, decorated=_DECORATED.match(line.text) is not None)
         own = _is_output(lines[at:end])
@@ -68,10 +72,12 @@ def _of_rank(rank: int, line: TextLine) -> TextLine:
     return replace(line, text=f"[rank{rank}]: {line.text}")
 
 
-def _rank_of_heading(text: str) -> int | None:
-    """The only rank in a heading. None: it is none, or it names several ranks."""
+def _rank_of_heading(text: str, apart: bool = False) -> int | None:
+    """The only rank in a heading; None: it is none, or names several ranks. `apart`: a fence or empty line follows."""
     if len(text) > MAX_HEADING:
         return None
+    if apart and (above := _ABOVE_BLOCK.fullmatch(text)):
+        return int(above[1])
     if (shown := _rank_of_file_shown(text)) is not None:
         return shown
     if len(_NAMES_RANK.findall(text)) != 1:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
+from hangdoc.postmortem.readers._host_names import prompt_of
 from hangdoc.postmortem.readers._pasted_text import text_lines
 from hangdoc.postmortem.readers._shell_loops import shell_loop
 
@@ -64,6 +65,8 @@ _PATH = re.compile(
     r"(\d{1,6}(?:\.\d{1,6})?) ?"
     r"([KMG])(?:bits?/s(?:ec)?|bps|b/s|bit/s)"
 )
+_IPERF = re.compile(rf"\biperf3? (?:-\S{{1,20}} (?:\d\S{{0,12}} )?){{0,8}}?-c ?({_NAME})")
+_RECEIVED = re.compile(r" (\d{1,6}(?:\.\d{1,6})?) ([KMG])bits/sec {1,30}(?:\d{1,9} {1,30})?receiver\b")
 _PING = re.compile(rf"PING ({_NAME})(?: \(({_ADDRESS})\))? (\d{{1,6}})\(\d{{1,6}}\) bytes")
 # The command, whose output may be cut to its last lines: `ping -q -c3 -M do -s 8972 n4 | tail -2`, `... $h | tail -2`
 _PINGS = re.compile(
@@ -142,6 +145,7 @@ class _Reading:
     merged: bool = False  # equal MTUs are one line, behind their number
     ports: bool = False  # the ports that a firewall lets in follow
     looped: tuple[str, ...] = ()  # hosts over which a loop of the shell runs
+    measured: str = ""  # host to which iperf sends
     pinged: list[tuple[str, int]] = field(default_factory=list)  # host and bytes of each ping whose result follows
     events: list[tuple[str | None, LogEvent]] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)  # address -> name
@@ -194,13 +198,15 @@ def _read_line(reading: _Reading, text: str) -> None:
     command = text.lstrip().startswith("$ ")
     if found := _PROMPT.match(text):
         command = True
-        if _is_host(found[1]):
+        shown = prompt_of(text)
+        if _is_host(found[1]) or (shown is not None and shown.host == found[1]):
             reading.host = found[1]
         text = found[2]
     elif found := _BARE_PROMPT.match(text):
         text = found[1]
     if command:
         reading.asked, reading.asked_port, reading.looped, reading.merged = "", "", (), False
+        reading.measured = client[1] if "iperf" in text and (client := _IPERF.search(text)) else ""
     if "ethtool" in text and (counting := set(_COUNTING.findall(text))):
         reading.counted = counting.pop() if len(counting) == 1 else ""
     if loop := shell_loop(text):  # lines that are one of its hosts alone
@@ -338,6 +344,10 @@ def _path(reading: _Reading, text: str) -> None:
     for rate in _PATH.finditer(text) if "b/s" in text or "bps" in text or "bit" in text else ():
         mbit = float(rate[3]) * _FACTOR[rate[4]]
         reading.add(None, "path_rate", text, **{"from": rate[1], "to": rate[2], "mbit": f"{mbit:g}"})
+    if reading.measured and reading.host and (received := _RECEIVED.search(text)):
+        mbit = float(received[1]) * _FACTOR[received[2]]
+        way = {"from": reading.host, "to": reading.measured}
+        reading.add(None, "path_rate", text, **way, mbit=f"{mbit:g}")
     if "PING" in text and (found := _PING.search(text)):
         reading.pinged[:1] = [(found[1], int(found[3]))]
     elif reading.pinged and (found := _PINGED.search(text)):

@@ -33,7 +33,7 @@ _KEYS = ("time", "host", "rank", "exitcode", "error_file", "traceback")
 _ROW = re.compile(rf"(?<![A-Za-z_])(?=(?:{'|'.join(_KEYS)})\s{{0,12}}:)")
 _OF_RANK = re.compile(r"(?<![a-z_])rank\s{0,12}:?\s{0,3}(\d{1,7})\s{0,3}\(local_rank:")
 _EXIT = re.compile(r"(?P<code>-?\d{1,10})\s+\(pid: (?P<pid>\d{1,10})\)")
-_OOM = re.compile(r"python|pt_main|pt_data|torchrun|train", re.IGNORECASE)
+_OOM = re.compile(r"python|pt_main|pt_data|torchrun|train|ray::", re.IGNORECASE)
 _SLURM = (
     ("out of memory", signal.SIGKILL),
     ("killed", signal.SIGKILL),

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import groupby
+from operator import itemgetter
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 MAX_PREFIXES = 10  # per line
-LABELLED_LINES = 4  # in a row, with the same number: no list of items has such
+LABELLED_LINES = 4  # in a row, with the same number or the same words about a step: no list of items has such
 
 _ISO = re.compile(
     r"\[?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<time>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
@@ -50,9 +51,13 @@ _PREFIXES: tuple[re.Pattern[str], ...] = (
     re.compile(r"\[ *\d+\.\d{6}\] "),  # dmesg
     re.compile(r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?(?: [AP]M)?(?: |$)"),  # Jenkins and others; no date
     re.compile(r"[\w.-]+ \[(?:stdout|stderr)\] "),
+    re.compile(
+        r"\| (?:TRACE|DEBUG|INFO|SUCCESS|WARNING|ERROR|CRITICAL) {0,5}\| [\w.]{1,80}:[\w<>]{1,60}:\d{1,6} - "
+    ),  # loguru
     re.compile(r"(?:- )?\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\]?(?: -|:)? "),
 )
 _LABEL = re.compile(r" {0,6}(?!\d\d:\d\d)(?P<rank>\d{1,6}): ?")  # srun --label
+_NUMBER, _OF_STEP = re.compile(r"\d+(?:\.\d+)?"), re.compile(r"\b(?:it|iter|iteration|step|batch|epoch|loss)\b")
 _TASK = re.compile(_LABEL.pattern.replace("rank", "node"))  # the same, of a task that starts the ranks of its node
 _OF_TORCHRUN = re.compile(
     r"torch/distributed/(?:run|elastic/agent/server/api|elastic/multiprocessing/api)\.py:\d+\]"
@@ -131,9 +136,20 @@ def _has_sizes(lines: Sequence[str]) -> bool:
 
 
 def _has_labelled_block(lines: Sequence[str]) -> bool:
-    """True if several lines in a row have the same label: somebody pasted a part of srun's output into a text."""
-    labels = (match["rank"] if (match := _LABEL.match(line)) else None for line in lines)
-    return any(label is not None and sum(1 for _ in run) >= LABELLED_LINES for label, run in groupby(labels))
+    """True if several lines in a row have the same label, or each its own and the same words about a step.
+
+    Somebody pasted a part of srun's output into a text.
+    """
+    matches = [_LABEL.match(line) for line in lines]
+    labels = [match["rank"] if match else None for match in matches]
+    if any(label is not None and sum(1 for _ in run) >= LABELLED_LINES for label, run in groupby(labels)):
+        return True
+    words = [_NUMBER.sub("#", line[match.end() :]) if match else "" for line, match in zip(lines, matches, strict=True)]
+    for text, run in groupby(zip(words, labels, strict=True), key=itemgetter(0)):
+        numbers = [label for _, label in run]
+        if _OF_STEP.search(text) and len(numbers) == len(set(numbers)) >= LABELLED_LINES:
+            return True
+    return False
 
 
 def _untimed(line: str) -> str:

@@ -99,10 +99,13 @@ _EPOCH_END = re.compile(
     re.IGNORECASE,
 )
 _NO_FAREWELL = re.compile(r"\b(?:not|never|no|if|until|before|will|would|when|set|use|enable)\b|\?", re.IGNORECASE)
-# `Resuming from ckpt/step_4000`, `Loading checkpoint from ep0-ba42000-rank3.pt`, `resume: last.pt global_step=16000`
+# `Resuming from ckpt/step_4000`, `Loading checkpoint from ep0-ba42000-rank3.pt`, `resume: last.pt global_step=16000`,
+# `load_latest('/scratch') -> step_046000.pt`, `optimizer <- /data/optim.pt (global_step 24000)`
 RESUMED = re.compile(
     r"\b(?:(?:resum|restor|load|initiali[sz]|continu)(?:ed|ing)\b[^\n]{0,60}?\b(?:from|checkpoint|ckpt)\b"
     r"|(?:resume|restore)(?: from)?\b ?:"
+    r"|(?:load|restore|resume)\w{0,30}\([^()\n]{0,160}\) ?(?:-+>|=>|\u2192) ?"
+    r"|\w{1,40} ?(?:<-+|\u2190) ?(?=[\w./=-]{1,160}\.(?:pth?|ckpt|safetensors|bin|tar)\b)"
     r"|(?:resum|restor)(?:ed|ing)\b[ :]{1,2}(?=[\w./=-]{1,160}\.(?:pth?|ckpt|safetensors|bin|tar)\b))"
     r"(?P<from>[^\n]{0,200})",
     re.IGNORECASE,

@@ -53,6 +53,10 @@ _TOTAL = re.compile(
     r" ?(\d{1,4}) ?(?:nodes|hosts|machines|boxes|servers)\b",
     re.IGNORECASE,
 )
+_ONE_NODE = re.compile(  # `8 GPUs in one pod`
+    rf"(?<![\w.])\d{{1,4}} ?(?:x )?{_UNIT} (?:in|on) (?:one|a single|1) (?:node|host|machine|box|server|pod)\b",
+    re.IGNORECASE,
+)
 # A launcher's own command line: which node this is, and how many there are.
 _NODES = re.compile(
     r"(?<![\w-])--?n(?:um)?[_-]?(?:nodes|machines)[= ](?:\d{1,4}:)?(\d{1,4})\b|\bNNODES=(\d{1,4})\b", re.IGNORECASE
@@ -127,7 +131,7 @@ class JobLayout:
                 self.several_nodes = True
         for found in _NODES.finditer(text):
             self._count_nodes(int(found[1] or found[2]))
-        self.one_node = self.one_node or (_ON_LOOPBACK.search(text) or _ONE_LAUNCHER.search(text)) is not None
+        self.one_node = self.one_node or any(one.search(text) for one in (_ON_LOOPBACK, _ONE_LAUNCHER, _ONE_NODE))
         if failed := _FAILED.search(text):
             self.first_node = self.first_node or failed[1] == failed[2]
             self.several_nodes = self.several_nodes or failed[1] != failed[2]

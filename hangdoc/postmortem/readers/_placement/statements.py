@@ -52,6 +52,7 @@ _OF_PIDS = re.compile(r"\bpids?\b(?![\s:=#(]{0,3}\d)", re.IGNORECASE)
 # A note at the end of a line with a process: `Process 811: python t.py   # RANK 0`, `(SLURM_PROCID=1)`, `<- rank 2`.
 _OF_PROCESS = re.compile(
     r"\W{0,8}(?:Process |pid[ :=]{1,2})(\d{2,9})\b|.{0,200}?py-spy .{0,60}?(?:-p|--pid)[ =](\d{2,9})\b"
+    r"|\s{0,8}(\d{2,9}) {1,8}(?:\d{1,9} {1,8})?[DIRSTtXZ][<LNls+]{0,4} "  # `ps -o pid,stat,...`
 )
 _NOTE = re.compile(r"(?:\s#+|<[-=]+|\u2190|\s//|\s--(?=\s)|\s\(|\s\[|=>|\s->)\s?([^#()\[\]]{3,80})[)\]]?\s*$")
 # Every process of a list: `3310 is LOCAL_RANK 0, 3311 LOCAL_RANK 1`, `4411 is rank 0 and 4412 is rank 1`.
@@ -193,7 +194,7 @@ def _of_noted_process(text: str) -> Seat | None:
     """The rank that a note at the end of a line gives to the process at its beginning."""
     process = _OF_PROCESS.match(text)
     noted = rank_in_note(text) if process else None
-    return Seat(*noted, (int(process[1] or process[2]),)) if process and noted else None
+    return Seat(*noted, (int(process[process.lastindex or 1]),)) if process and noted else None
 
 
 def rank_in_note(text: str) -> tuple[tuple[int], str | None] | None:

@@ -198,6 +198,27 @@ def test_a_process_that_does_not_know_of_its_lock(inherited: bool, call: str, en
     assert (seen.end, seen.stuck) == (end, stuck)
 
 
+@pytest.mark.parametrize(
+    ("naps", "more", "end", "stuck"),
+    [
+        ((80, 80, 81, 81), {}, "polls", True),
+        ((80, 80, 81, 81), {"idle_s": 20.0}, "polls", None),  # the job has just begun to wait
+        ((80, 80, 81, 81), {"others": "broadcast"}, "polls", None),  # perhaps for work that comes this way
+        ((80, 80, 80, 80), {}, "timer", None),  # one long sleep
+        ((80, None, 81, 81), {}, "runs", None),  # what it does between
+    ],
+)
+def test_a_process_that_polls(naps: Sequence[int | None], more: dict[str, Any], end: str, stuck: bool | None) -> None:
+    """`until [ -r FILE ]; do sleep 1; done`; what each child has read counts as moved by the shell."""
+    looks = []
+    for at, nap in enumerate(naps):
+        shell = waiter(71, "sh -c ...", Awaited("child", peers=(nap or 90,)), call="child", moved=7000 * at)
+        child = waiter(nap, "sleep 1", call="time") if nap else waiter(90, "gsutil ls", call="receive")
+        looks.append(chain(rank(PIPE), shell if end != "timer" else replace(shell, moved=0), child))
+    seen = facts(*looks, **more)
+    assert (seen.end, seen.stuck) == (end, stuck)
+
+
 def test_a_circle() -> None:
     back = Awaited("tcp", "127.0.0.1:80", (100,), silent_s=40.0, state="established", accepted=False)
     seen = facts(chain(rank(Awaited("child", peers=(71,)), call="child"), waiter(71, "upload", back, call="receive")))

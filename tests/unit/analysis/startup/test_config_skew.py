@@ -144,3 +144,26 @@ def test_the_world_size_that_a_rank_passes_to_init_process_group(
     found = judged(tmp_path, rank(REDUCES), joining, rank(REDUCES))
     assert odd(found) == outliers
     assert found.job.settings.sizes is bool(outliers)
+
+
+@pytest.mark.parametrize(
+    ("ends", "outliers"), [(("a", "b", "a"), [1]), (("a", "a", "a"), []), (("a", "b", "c"), []), (("a", None, "a"), [])]
+)
+def test_where_ranks_meet(ends: Sequence[str | None], outliers: list[int], tmp_path: Path) -> None:
+    """A file whose path each rank makes from its own settings; the longest paths are compared by their ends."""
+    url = f"file:///{'shared/' * 12}"
+    joining = [
+        in_c10d(
+            "init_process_group",
+            *REDUCES,
+            variables={
+                "init_process_group": [
+                    Variable("init_method", f'"{url}{end}"' if end else "None", kind="str" if end else "none")
+                ]
+            },
+        )
+        for end in ends
+    ]
+    found = judged(tmp_path, *joining)
+    assert odd(found) == outliers
+    assert found.job.settings.meetings is bool(outliers)
