@@ -349,8 +349,13 @@ def _apart_note(facts: Facts) -> str:
     apart = [rank for rank in facts.ranks if rank.replicas.apart]
     if not apart:
         return ""
+    odd = [rank for rank in apart if rank.replicas.odd]
+    others = [rank for rank in apart if not rank.replicas.odd]
+    where = f"between {name_processes(apart)}"
+    if odd and others:
+        where = f"on {name_processes(odd)} from that of {name_processes(others)}, which was equal at times"
     return (
-        f"parameter {apart[0].replicas.parameter} differs between {name_processes(apart)}: "
+        f"parameter {apart[0].replicas.parameter} differs {where}: "
         "expected of parts of one model and of local SGD, a fault in replicas"
     )
 

@@ -39,6 +39,7 @@ _ROOTS, _HOLDERS = 256, frozenset({"object", "dict", "list", "tuple", "tensor"})
 _SEARCHES, _SEARCH_AGAIN, _EARLY = frozenset({1, 3, 7}), 20, 12
 _LIBRARIES = (b"/libtorch",)  # without them there is no model, yet
 _MODEL_CODE = "/torch/nn/modules/module.py"  # from here inwards, variables name parts of a model
+_TORCH = "/torch/"  # its variables name parts of a model, too, and change from look to look
 _DIGEST = 6  # bytes
 
 _Gradients = list[dict[str, str]]  # digests by name of the parameter, oldest first
@@ -149,7 +150,7 @@ def _roots(memory: Memory, place: Place, stacks: object) -> Iterator[tuple[str, 
         for frame in reversed(thread.frames):
             if frame.file.endswith(_MODEL_CODE):
                 break
-            for variable in frame.variables or ():
+            for variable in () if _TORCH in frame.file else frame.variables or ():
                 if variable.kind in _HOLDERS and variable.address and count < _ROOTS:
                     count += 1
                     yield variable.name, variable.address

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hangdoc.introspect.attributes import attributes
 from hangdoc.introspect.instance_dicts import instance_dicts, read_dicts
 from hangdoc.introspect.interpreter import Interpreter
 from hangdoc.introspect.memory import Memory
@@ -83,12 +85,15 @@ class _Walk:
         level = {address: name for name, address in reversed(roots)}
         level = {address: level[address] for _, address in roots}
         known = set(level)
+        held_by: dict[int, dict[int, str]] = defaultdict(dict)  # the objects that may lead to another, and their names
         for hop in range(_HOPS + 1):
             kinds = {address: kind for address, (kind, _) in self.objects.heads(level).items()}
-            models = [(level[address], address, kind) for address, kind in kinds.items() if is_module(kind)]
+            models = [(address, kind) for address, kind in kinds.items() if is_module(kind)]
+            level |= self._attribute_names({address: held_by[address] for address, _ in models if address in held_by})
             self.optimizers |= {address: (level[address], kind) for address, kind in kinds.items() if _steps(kind)}
             # A wrapper first: the other variables often name parts of it.
-            yield from sorted(models, key=lambda model: model[2].name not in WRAPPERS)
+            for address, kind in sorted(models, key=lambda model: model[1].name not in WRAPPERS):
+                yield level[address], address, kind
             if self.found.parameters or hop == _HOPS:
                 return
             self._check()
@@ -96,6 +101,9 @@ class _Walk:
                 ((a, kind) for a, kind in kinds.items() if _may_hold(kind)), key=lambda one: _lists(one[1])
             )
             near = references_of(self.memory, dict(holders[:_HOLDERS]))
+            for holder, targets in near.items():
+                for target in targets:
+                    held_by[target].setdefault(holder, level[holder])
             parts = self.objects.heads(target for targets in near.values() for target in targets if target not in known)
             level = {
                 target: f"{level[holder]}.{parts[target][0].name[:_NAME]}"
@@ -104,6 +112,24 @@ class _Walk:
                 if target in parts and parts[target][0].flags & (HEAP_TYPE | CONTAINER)
             }
             known.update(level)
+
+    def _attribute_names(self, held_by: Mapping[int, Mapping[int, str]]) -> dict[int, str]:
+        """Names of these objects by the attributes that hold them: an object may have two models of one class.
+
+        What only seems to refer to an object, since a pointer to it is behind its own end, has no such attribute.
+        """
+        holders = dict.fromkeys(holder for several in held_by.values() for holder in several)
+        held = {holder: attributes(self.memory, self.interpreter, holder) for holder in holders}
+        names = {
+            address: [
+                f"{name}.{own}"
+                for holder, name in several.items()
+                for own, value in held[holder].items()
+                if value == address and len(own) <= _NAME
+            ]
+            for address, several in held_by.items()
+        }
+        return {address: several[0] for address, several in names.items() if several}
 
     def follow(self, name: str, root: int, kind: Type) -> None:
         """Add the parameters of a model, level by level; a part of a model that was followed adds none."""

@@ -18,6 +18,7 @@ from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.compute.resources import ResourcesFacts
 from hangdoc.analysis.compute.wait_time import WaitTime, moves_throughout, unmoved_share, wait_times
 from hangdoc.analysis.compute.workload import in_each_step, more_work, same_code
+from hangdoc.analysis.network.data_connections import is_even
 from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.progress import Look, ProgressFacts, ProgressJob, looks_at
@@ -292,11 +293,13 @@ def _cause(facts: StragglerFacts, own: ResourcesFacts, peers: Peers) -> str | No
 def _waiting(case: Case, key: Key) -> tuple[int, int, int]:
     """Numbers of looks that found the rank waiting, of these in a mutual collective, and of these in a symmetric one.
 
-    Neighbours in a pipeline do not wait in mutual collectives.
+    Neighbours in a pipeline do not wait in mutual collectives. A handle may be that of any operation: it counts as a
+    symmetric one if all ranks exchange as much.
     """
     waiting = [look for look in looks_at(case, key) if look.phase in WAITING]
     mutual = [look for look in waiting if look.phase == "collective" and _is_mutual(look)]
-    return len(waiting), len(mutual), sum(_is_symmetric(look) for look in mutual)
+    even = case.once("even exchange", lambda: is_even(case))
+    return len(waiting), len(mutual), sum(_is_symmetric(look) or (even and look.op == "wait") for look in mutual)
 
 
 def _is_mutual(look: Look) -> bool:

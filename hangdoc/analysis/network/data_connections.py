@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
+from hangdoc.analysis.network.tcp_counters import SocketHistory, identity
+from hangdoc.analysis.thresholds import COMPARABLE_RANKS, HALF, SMALL_GRADIENTS
 from hangdoc.evidence import Connection, Environ, Sockets
 
 OPEN = ("established", "close_wait", "fin_wait1", "fin_wait2", "closing", "last_ack")
@@ -48,6 +51,23 @@ def _data_connections(case: Case) -> dict[Key, tuple[DataConnection, ...]]:
         own = {one.local for one in seen[key].connections}  # the host's own addresses
         found[key] = tuple([one for one in data if _leads_to_rank(one, own, jobs, complete)])
     return found
+
+
+def is_even(case: Case) -> bool:
+    """True if each of three ranks or more has sent and received about as many bytes as any other since the first look.
+
+    It is so in an all-reduce, and not between a server and its clients. False also if the kernel does not count them.
+    """
+    moved: list[int] = []
+    for key, links in data_connections(case).items():
+        history = SocketHistory(case.series(key, "sockets"))
+        since = history.known(0) if len(history.samples) > 1 else {}
+        for count in (attrgetter("bytes_acked"), attrgetter("bytes_received")):
+            counts = [(count(one.connection), since.get(identity(one.connection))) for one in links]
+            if not since or any(now is None for now, _ in counts):
+                return False
+            moved.append(sum(now - (count(old) or 0 if old is not None else 0) for now, old in counts))
+    return len(moved) >= 2 * COMPARABLE_RANKS and min(moved) >= max(SMALL_GRADIENTS, HALF * max(moved))
 
 
 def mirrored(end: End) -> End:

@@ -103,8 +103,9 @@ class SettingsAnalysis(Analysis[SettingsFacts, SettingsJob]):
 
 
 def _sizes(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
-    """World size, and number of hosts."""
-    sizes = {key: _world_size(case, key) for key in keys if case.ranks[key].target.role == "rank"}
+    """World size, and number of hosts. A process without a number may be none of the ranks: its size is a guess."""
+    ranks = [key for key in keys if case.ranks[key].target.role == "rank"]
+    sizes = {key: _world_size(case, key) for key in ranks if case.ranks[key].target.rank is not None}
     yield from _difference(
         "world size", {key: None if size is None else str(size) for key, size in sizes.items()}, "size"
     )

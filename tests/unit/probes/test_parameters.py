@@ -52,7 +52,7 @@ def sampled(text: str) -> bytes:
 
 def test_the_parameters_are_what_the_process_says(program: Program) -> None:
     """The first, the last and two between of the trainable ones, and the one that is frozen."""
-    found = {re.sub(r"^model\.|^trainer\.Model\.", "", one.name): one for one in read(program).parameters}
+    found = {re.sub(r"^model\.|^trainer\.model\.", "", one.name): one for one in read(program).parameters}
     assert [name for name in found if "." in name][::3] == ["blocks.0.linear.weight", "head.bias"]
     assert list(found)[-1] == "embedding.weight"
     for name, one in found.items():

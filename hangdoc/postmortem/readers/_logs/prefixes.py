@@ -28,6 +28,7 @@ _GLOG = re.compile(
 _OLD_GLOG = re.compile(r"\[[EWFI] \w+\.\w+:\d+\] ?")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
+_COMPOSE = re.compile(r"(?P<host>[a-z0-9][\w.-]*) +\| ")  # docker compose
 # Stripped one at a time, in this order: the least specific come last.
 _PREFIXES: tuple[re.Pattern[str], ...] = (
     re.compile(r"\[rank(?P<rank>\d{1,6})\]:? ?"),
@@ -44,7 +45,7 @@ _PREFIXES: tuple[re.Pattern[str], ...] = (
     re.compile(r"\([\w.()]*?(?: rank=(?P<rank>\d{1,6}))? ?pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\) ?"),  # Ray
     re.compile(r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?"),  # kubectl logs --prefix
     re.compile(r"(?:stdout|stderr) [FP] "),  # files of the container runtime, after the time
-    re.compile(r"(?P<host>[a-z0-9][\w.-]*) +\| "),  # docker compose
+    _COMPOSE,
     re.compile(r"(?P<host>[a-z][a-z0-9.-]{1,80}-\d{1,5})\s{1,4}(?=\d{4}-\d\d-\d\dT)"),  # pod and time
     re.compile(r"(?P<host>[a-z0-9][\w.-]+) (?!kernel)[\w.-]+ (?=\d{4}-\d\d-\d\dT)"),  # stern: pod, container, time
     re.compile(r"(?:(?P<kernel_host>[a-zA-Z][\w.-]*) )?kernel: (?:\[ *\d+\.\d+\] )?"),
@@ -153,8 +154,8 @@ def _has_labelled_block(lines: Sequence[str]) -> bool:
 
 
 def _untimed(line: str) -> str:
-    """Without the time that a CI system puts in front of each line."""
-    match = _ISO.match(line) or _CLOCK.match(line)
+    """Without the time that a CI system puts in front of each line, or the name of a container."""
+    match = _ISO.match(line) or _CLOCK.match(line) or _COMPOSE.match(line)
     return line[match.end() :].lstrip(" ") if match else line
 
 
