@@ -272,7 +272,8 @@ def _in_every_step(facts: StragglerFacts, progress: ProgressJob) -> bool:
         return facts.same_code is True
     if not facts.same_code and (facts.others_stood or 0.0) > PEERS_UNMOVED:
         return False
-    return facts.steadiness is None or facts.steadiness >= MOSTLY
+    # More rows in its batches are more work in each step, however the slices fall.
+    return facts.steadiness is None or facts.steadiness >= (HALF if facts.cause == "work" else MOSTLY)
 
 
 def _cause(facts: StragglerFacts, own: ResourcesFacts, peers: Peers) -> str | None:

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangdoc.analysis.compute.straggler import RankValues
+from hangdoc.analysis.compute.straggler import RankValues, StragglerFacts, _is_late
 from hangdoc.analysis.facts import Facts
+from hangdoc.analysis.ranks.progress import ProgressJob
 from hangdoc.evidence import Process, ThreadCpu
 from tests.support.synthetic_evidence import At, Stage, in_c10d, number, tensor
 
@@ -321,3 +322,13 @@ def test_median_without_one_value(values: Sequence[float]) -> None:
     for i, value in enumerate(values):
         assert RankValues(values).median(value) == statistics.median([*values[:i], *values[i + 1 :]])
     assert RankValues(values).median() == statistics.median(values)
+
+
+@pytest.mark.parametrize(
+    ("cause", "steadiness", "late"), [("work", 0.6, True), ("work", 0.4, False), (None, 0.7, False)]
+)
+def test_more_rows_are_more_work_in_each_step(cause: str | None, steadiness: float, late: bool) -> None:
+    """On two busy cores, the slices of a short step fall unevenly."""
+    seen = StragglerFacts(late_share=0.28, late_least=0.26, steadiness=steadiness, same_code=True, more_cpu=1.9)
+    facts = replace(seen, cause=cause, doing="compute")
+    assert _is_late(facts, ProgressJob(21, 9.2, True, period_s=0.06, steps_counted=True)) is late
