@@ -353,7 +353,7 @@ def _apart_note(facts: Facts) -> str:
     others = [rank for rank in apart if not rank.replicas.odd]
     where = f"between {name_processes(apart)}"
     if odd and others:
-        where = f"on {name_processes(odd)} from that of {name_processes(others)}, which was equal at times"
+        where = f"on {name_processes(odd)} from that of {name_processes(others)}, which were equal at times"
     return (
         f"parameter {apart[0].replicas.parameter} differs {where}: "
         "expected of parts of one model and of local SGD, a fault in replicas"

@@ -7,6 +7,7 @@ the process, and it is never paused: a value may be torn while the optimizer wri
 
 from __future__ import annotations
 
+import re
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +40,8 @@ _ROOTS, _HOLDERS = 256, frozenset({"object", "dict", "list", "tuple", "tensor"})
 _SEARCHES, _SEARCH_AGAIN, _EARLY = frozenset({1, 3, 7}), 20, 12
 _LIBRARIES = (b"/libtorch",)  # without them there is no model, yet
 _MODEL_CODE = "/torch/nn/modules/module.py"  # from here inwards, variables name parts of a model
-_TORCH = "/torch/"  # its variables name parts of a model, too, and change from look to look
+# Variables of torch itself name parts of a model, too, and change from look to look.
+_TORCH = re.compile(r"(?:-packages|/pytorch)/torch/")
 _DIGEST = 6  # bytes
 
 _Gradients = list[dict[str, str]]  # digests by name of the parameter, oldest first
@@ -150,7 +152,7 @@ def _roots(memory: Memory, place: Place, stacks: object) -> Iterator[tuple[str, 
         for frame in reversed(thread.frames):
             if frame.file.endswith(_MODEL_CODE):
                 break
-            for variable in () if _TORCH in frame.file else frame.variables or ():
+            for variable in () if _TORCH.search(frame.file) else frame.variables or ():
                 if variable.kind in _HOLDERS and variable.address and count < _ROOTS:
                     count += 1
                     yield variable.name, variable.address

@@ -299,8 +299,11 @@ def _waiting(case: Case, key: Key) -> tuple[int, int, int]:
     """
     waiting = [look for look in looks_at(case, key) if look.phase in WAITING]
     mutual = [look for look in waiting if look.phase == "collective" and _is_mutual(look)]
-    even = case.once("even exchange", lambda: is_even(case))
-    return len(waiting), len(mutual), sum(_is_symmetric(look) or (even and look.op == "wait") for look in mutual)
+    symmetric = sum(map(_is_symmetric, mutual))
+    handles = sum(look.op == "wait" and not _is_symmetric(look) for look in mutual)
+    if handles and case.once("even exchange", lambda: is_even(case)):
+        symmetric += handles
+    return len(waiting), len(mutual), symmetric
 
 
 def _is_mutual(look: Look) -> bool:

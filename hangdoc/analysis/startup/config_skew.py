@@ -60,7 +60,7 @@ class SettingsJob:
 
     lines: tuple[str, ...] = ()
     sizes: bool = False  # world size or number of hosts differs
-    meetings: bool = False  # where the ranks look for one another differs: `init_method`
+    meetings: bool = False  # the file in which the ranks meet differs: `init_method`
     versions: bool = False
     options: bool = False  # options or variables differ, and the ranks diverge along them
 
@@ -130,17 +130,17 @@ def _joining(case: Case, key: Key) -> Sequence[Variable]:
 
 
 def _meetings(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
-    """The file or the address at which ranks that are joining meet."""
-    urls = {
-        key: next(
-            (one.text.strip("\"'") for one in _joining(case, key) if one.name == "init_method" and one.kind == "str"),
-            None,
-        )
+    """The file in which ranks that are joining meet. An address may have several names."""
+    given = {
+        key: next((one.text.strip("\"'") for one in _joining(case, key) if one.name == "init_method"), "")
         for key in keys
     }
     # Of a long path, the end is what differs.
-    ends = {key: url and (url if len(url) <= MAX_VALUE else f"...{url[3 - MAX_VALUE :]}") for key, url in urls.items()}
-    yield from _difference("init_method", ends, "meeting")
+    files = {
+        key: (url if len(url) <= MAX_VALUE else f"...{url[3 - MAX_VALUE :]}") if url.startswith("file:") else None
+        for key, url in given.items()
+    }
+    yield from _difference("init_method", files, "meeting")
 
 
 def _versions(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
