@@ -181,9 +181,11 @@ def test_a_limit_that_is_hit_counts_its_hits() -> None:
     with group("memory") as path:
         (path / ("memory.max" if (path / "memory.max").exists() else "memory.limit_in_bytes")).write_text(str(32 * MIB))
         file = f"/tmp/hangdoc-test-{os.getpid()}"
-        write = f"f = open({file!r}, 'wb')\nwhile True: f.seek(0); f.write(bytes(1 << 26))"
+        # A file of holes fills the cache without a disk, which other tests may keep busy for long.
+        holes = f"f = open({file!r}, 'w+b', buffering=0)\nf.truncate(1 << 28)"
+        read = f"{holes}\nwhile True:\n  f.seek(0)\n  while f.read(1 << 20): pass"
         try:
-            with running(write, path) as target:
+            with running(read, path) as target:
                 found = until(
                     lambda: next(limit for limit in observe(target).memory if limit.file.startswith(str(path))),
                     lambda seen: seen.hits,
