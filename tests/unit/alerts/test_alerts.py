@@ -250,14 +250,13 @@ def killed(url: str, spool: Path, how: str) -> subprocess.Popen[str]:
 
 
 def test_kill_between_spool_and_send_loses_nothing(tmp_path: Path) -> None:
-    """Takes 1 s: a Python of its own."""
-    with receiver(lambda request: request.answer(503)) as there:
-        with killed(there.url, tmp_path, "at once") as child:
+    """Takes 1 s: a Python of its own. What it had under way when it was killed is refused, however late it is read."""
+    with receiver(lambda request: request.answer(503)) as refusing:
+        with killed(refusing.url, tmp_path, "at once") as child:
             child.wait(60)
         assert child.returncode == -signal.SIGKILL
         assert len(waiting_files(tmp_path)) == 15
-        there.behave = there.take
-        with closing(Alerts(webhook(there.url), tmp_path, backoff=QUICK)) as alerts:
+        with receiver() as there, closing(Alerts(webhook(there.url), tmp_path, backoff=QUICK)) as alerts:
             until(lambda: alerts.waiting["webhook"] == 0)
     assert sorted(ids(there.taken)) == sorted(f"{suspected(i).id}/{n}" for i in range(5) for n in (1, 2, 3))
 
