@@ -351,11 +351,11 @@ def _apart_note(facts: Facts) -> str:
         return ""
     odd = [rank for rank in apart if rank.replicas.odd]
     others = [rank for rank in apart if not rank.replicas.odd]
-    where = f"between {name_processes(apart)}"
+    differs = f"differs between {name_processes(apart)}"
     if odd and others:
-        where = f"on {name_processes(odd)} from that of {name_processes(others)}, which were equal at times"
+        differs = f"of {name_processes(odd)} never equals that of {name_processes(others)}, which agree at times"
     return (
-        f"parameter {apart[0].replicas.parameter} differs {where}: "
+        f"parameter {apart[0].replicas.parameter} {differs}: "
         "expected of parts of one model and of local SGD, a fault in replicas"
     )
 

@@ -34,7 +34,8 @@ READS, PAUSE_S = 4, 0.001  # in each look: some fall between two steps of the op
 # Without a wrapper, in early looks and in those that search: gradients averaged by hand are equal for a part of each
 # step. On two busy cores, one read in 40 sees that.
 GRADIENT_READS, _OFTEN_READ = 16, 24
-_ROOTS, _HOLDERS = 256, frozenset({"object", "dict", "list", "tuple", "tensor"})  # variables, and their kinds
+_ROOTS = 256  # variables
+_LEADING = frozenset({"object", "dict", "list", "tuple", "tensor"})  # kinds of variables that may lead to a model
 # A first look may come before the model is wrapped, and a job may go on to another model: it is searched again after
 # so many looks. Until one is found, each of the first looks searches.
 _SEARCHES, _SEARCH_AGAIN, _EARLY = frozenset({1, 3, 7}), 20, 12
@@ -153,7 +154,7 @@ def _roots(memory: Memory, place: Place, stacks: object) -> Iterator[tuple[str, 
             if frame.file.endswith(_MODEL_CODE):
                 break
             for variable in () if _TORCH.search(frame.file) else frame.variables or ():
-                if variable.kind in _HOLDERS and variable.address and count < _ROOTS:
+                if variable.kind in _LEADING and variable.address and count < _ROOTS:
                     count += 1
                     yield variable.name, variable.address
     entries = script_objects(memory, place)

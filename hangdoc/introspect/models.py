@@ -90,7 +90,9 @@ class _Walk:
             kinds = {address: kind for address, (kind, _) in self.objects.heads(level).items()}
             models = [(address, kind) for address, kind in kinds.items() if is_module(kind)]
             level |= self._attribute_names({address: held_by[address] for address, _ in models if address in held_by})
-            self.optimizers |= {address: (level[address], kind) for address, kind in kinds.items() if _steps(kind)}
+            self.optimizers |= {
+                address: (level[address], kind) for address, kind in kinds.items() if _is_optimizer(kind)
+            }
             # A wrapper first: the other variables often name parts of it.
             for address, kind in sorted(models, key=lambda model: model[1].name not in WRAPPERS):
                 yield level[address], address, kind
@@ -98,7 +100,7 @@ class _Walk:
                 return
             self._check()
             holders = sorted(
-                ((a, kind) for a, kind in kinds.items() if _may_hold(kind)), key=lambda one: _lists(one[1])
+                ((a, kind) for a, kind in kinds.items() if _may_hold(kind)), key=lambda one: _is_container(one[1])
             )
             near = references_of(self.memory, dict(holders[:_HOLDERS]))
             for holder, targets in near.items():
@@ -201,7 +203,9 @@ class _Walk:
             for address in [address for address, one in contents.items() if one.trainable]:
                 self._note(kinds[address], {})
                 found.setdefault(level[address], address)
-            inner = [address for address, kind in kinds.items() if _lists(kind) and address not in seen][:_CONTAINERS]
+            inner = [address for address, kind in kinds.items() if _is_container(kind) and address not in seen][
+                :_CONTAINERS
+            ]
             seen.update(inner)
             level = self._parts({address: level[address] for address in inner})
         return found
@@ -265,18 +269,18 @@ def _is_tensor(kind: Type) -> bool:
     return not _TENSORS.isdisjoint((kind.name, *kind.bases))
 
 
-def _steps(kind: Type) -> bool:
+def _is_optimizer(kind: Type) -> bool:
     """True for torch.optim.Optimizer and its subclasses."""
     return bool(kind.flags & HEAP_TYPE) and "Optimizer" in kind.bases
 
 
-def _lists(kind: Type) -> bool:
+def _is_container(kind: Type) -> bool:
     """True for dicts, lists and tuples."""
     return bool(kind.flags & CONTAINER)
 
 
 def _may_hold(kind: Type) -> bool:
-    return _lists(kind) or (bool(kind.flags & HEAP_TYPE) and _TENSORS.isdisjoint(kind.bases))
+    return _is_container(kind) or (bool(kind.flags & HEAP_TYPE) and _TENSORS.isdisjoint(kind.bases))
 
 
 def evenly(count: int, most: int) -> list[int]:

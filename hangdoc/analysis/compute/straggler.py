@@ -48,7 +48,7 @@ from hangdoc.analysis.thresholds import (
 # Every member waits for every other; in a broadcast or scatter, for the rank that has the data.
 SYMMETRIC = ("all_", "reduce_scatter", "barrier", "monitored_barrier")
 MUTUAL = (*SYMMETRIC, "wait", "broadcast", "scatter")
-COLLECTIVES = (*SYMMETRIC, "broadcast", "scatter", "gather", "reduce", "isend", "irecv", "send", "recv", "batch_isend")
+OPERATIONS = (*SYMMETRIC, "broadcast", "scatter", "gather", "reduce", "isend", "irecv", "send", "recv", "batch_isend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,11 +299,11 @@ def _waiting(case: Case, key: Key) -> tuple[int, int, int]:
     """
     waiting = [look for look in looks_at(case, key) if look.phase in WAITING]
     mutual = [look for look in waiting if look.phase == "collective" and _is_mutual(look)]
-    symmetric = sum(map(_is_symmetric, mutual))
-    handles = sum(look.op == "wait" and not _is_symmetric(look) for look in mutual)
-    if handles and case.once("even exchange", lambda: is_even(case)):
-        symmetric += handles
-    return len(waiting), len(mutual), symmetric
+    symmetric = (
+        _is_symmetric(look) or (look.op == "wait" and case.once("even exchange", lambda: is_even(case)))
+        for look in mutual
+    )
+    return len(waiting), len(mutual), sum(symmetric)
 
 
 def _is_mutual(look: Look) -> bool:
@@ -316,7 +316,7 @@ def _is_symmetric(look: Look) -> bool:
         return _is_one_of(look.op or "", SYMMETRIC)
     place = look.own[-1].place
     called = [call.rpartition(".")[2] for call in place.around] if place else []
-    started = [call for call in called if _is_one_of(call, COLLECTIVES)]
+    started = [call for call in called if _is_one_of(call, OPERATIONS)]
     return bool(started) and all(_is_one_of(call, SYMMETRIC) for call in started)
 
 

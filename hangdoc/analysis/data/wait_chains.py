@@ -26,19 +26,8 @@ MAX_DEPTH = 8
 # How a chain may end, most telling first. CERTAIN: the last process cannot go on.
 CERTAIN = ("stopped", "dead", "locked", "nobody")
 ENDS = (
-    *CERTAIN,
-    "disk",
-    "silent",
-    "inherited",
-    "circle",
-    "sleeps",
-    "polls",
-    "rank",
-    "clients",
-    "timer",
-    "unknown",
-    "runs",
-)
+    *CERTAIN, "disk", "silent", "inherited", "circle", "sleeps", "polls", "rank", "clients", "timer", "unknown", "runs",
+)  # fmt: skip
 # Nothing shows that the wait ever ends, so that its length decides.
 SILENT = frozenset({"disk", "silent", "inherited", "circle", "sleeps", "polls"})
 # Processes that wait for one another, or that do not know what they hold: only somebody else could end the wait.
@@ -58,8 +47,8 @@ class ChainFacts:
     writes: bool | None = None  # it waits to write
     # stopped | dead | locked | nobody: has the other end open | disk | silent: a server | circle: the rank itself |
     # inherited: a forked process has a lock that it does not know of | sleeps | timer: sleeps for some time |
-    # polls: sleeps again and again |
-    # rank: another one of the job | clients: any may come | runs | unknown
+    # polls: sleeps again and again | rank: another one of the job | clients: any may come | runs |
+    # unknown
     end: str | None = None
     pid: int | None = None  # last process of the chain; None: the rank itself
     process: str | None = None  # that process: "curl (pid 71)"
@@ -180,14 +169,15 @@ def _polling(series: Sequence[tuple[float, Chain]]) -> Collection[int]:
 
     What a child has read counts as moved by its parent once it is reaped, so that this says nothing of the parent.
     """
-    looks = [{one.pid: one for one in chain.others} for _, chain in series]
     seconds = series[-1][0] - series[0][0]
+    if seconds < STALL_S:
+        return frozenset()
+    looks = [{one.pid: one for one in chain.others} for _, chain in series]
     naps = [{pid: child for pid, one in look.items() if (child := _sleeping_child(one, look))} for look in looks]
     return {
         pid
         for pid, child in naps[-1].items()
-        if seconds >= STALL_S
-        and all(pid in asleep for asleep in naps)
+        if all(pid in asleep for asleep in naps)
         and any(asleep[pid] != child for asleep in naps)
         and looks[-1][pid].cpu_s - looks[0][pid].cpu_s <= PIPE_CPU_S + IDLE_CORES * seconds
     }

@@ -91,9 +91,10 @@ class PrintedDetector(Detector[PrintedFacts, PrintedJob]):
             majority = bool(others) and count > max(1, others[0][1])
             if name == CHECKPOINT and not majority and (newer := _newer(values.values())):
                 majority, usual = True, newer  # the other side kept an older file
-            found = replace(found, apart=name, step=step, exact=not _is_float(usual), usual=usual if majority else None)
             odd = {case.ranks[key].target.rank: value != usual for key, value in values.items() if majority}
-            found = replace(found, alike=tuple(Suspect(rank) for rank in ranks_alike(case, odd)))
+            alike = tuple(Suspect(rank) for rank in ranks_alike(case, odd))
+            common = usual if majority else None
+            found = replace(found, apart=name, step=step, exact=not _is_float(usual), usual=common, alike=alike)
             return nothing | {
                 key: PrintedFacts(
                     value != usual if majority else None, f"{name} {value}", nonfinite.get(key), slow.get(key)

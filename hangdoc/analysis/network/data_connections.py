@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 from hangdoc.analysis import Case, Key
-from hangdoc.analysis.network.tcp_counters import SocketHistory, identity
+from hangdoc.analysis.network.tcp_counters import ACKED, RECEIVED, SocketHistory, growth
 from hangdoc.analysis.thresholds import COMPARABLE_RANKS, HALF, SMALL_GRADIENTS
 from hangdoc.evidence import Connection, Environ, Sockets
 
@@ -61,12 +60,13 @@ def is_even(case: Case) -> bool:
     moved: list[int] = []
     for key, links in data_connections(case).items():
         history = SocketHistory(case.series(key, "sockets"))
-        since = history.known(0) if len(history.samples) > 1 else {}
-        for count in (attrgetter("bytes_acked"), attrgetter("bytes_received")):
-            counts = [(count(one.connection), since.get(identity(one.connection))) for one in links]
-            if not since or any(now is None for now, _ in counts):
+        if len(history.samples) < 2:
+            return False
+        for count in (ACKED, RECEIVED):
+            gained = growth(history.known(0), [one.connection for one in links], count)
+            if gained is None:
                 return False
-            moved.append(sum(now - (count(old) or 0 if old is not None else 0) for now, old in counts))
+            moved.append(gained)
     return len(moved) >= 2 * COMPARABLE_RANKS and min(moved) >= max(SMALL_GRADIENTS, HALF * max(moved))
 
 

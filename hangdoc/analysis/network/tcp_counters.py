@@ -18,6 +18,8 @@ from hangdoc.evidence import Connection, Sockets
 
 LINEAR = 4  # SYN retransmissions at intervals of one second
 
+ACKED: Callable[[Connection], int | None] = attrgetter("bytes_acked")
+RECEIVED: Callable[[Connection], int | None] = attrgetter("bytes_received")
 Identity = tuple[str, int, str, int, int | None]
 
 
@@ -138,14 +140,24 @@ def bytes_between(before: Mapping[Identity, Connection], after: Iterable[Connect
 
     A new connection counts from its start.
     """
+    connections = list(after)
+    acked, received = (growth(before, connections, count) for count in (ACKED, RECEIVED))
+    return acked + received if acked is not None and received is not None else None
+
+
+def growth(
+    before: Mapping[Identity, Connection], after: Iterable[Connection], count: Callable[[Connection], int | None]
+) -> int | None:
+    """What a counter of the connections of `after` has gained since `before`; None: not reported by the kernel.
+
+    A new connection counts from its start.
+    """
     total = 0
     for new in after:
         old = before.get(identity(new))
-        if new.bytes_received is None or new.bytes_acked is None:
+        if (now := count(new)) is None:
             return None
-        total += new.bytes_received + new.bytes_acked
-        if old is not None:
-            total -= (old.bytes_received or 0) + (old.bytes_acked or 0)
+        total += now - (0 if old is None else count(old) or 0)
     return total
 
 

@@ -3,8 +3,8 @@
 Ansible prints `n3 | CHANGED | rc=0 >>` above the output of a host (ansible: plugins/callback/minimal.py), parallel-ssh
 `[1] 10:00:02 [SUCCESS] n3` (pssh: psshlib/task.py), `clush -b` and `dshbak -c` a set of hosts between two rulers. A
 loop of the shell prints what its `echo` says; without one, as many lines as it has hosts are one for each, in order.
-With `n3 | ` in front, every reader knows whose line it is. Longer
-outputs, and those that name ranks, are left as they are: their readers know the headings.
+With `n3 | ` in front, every reader knows whose line it is. Longer outputs, and those that name ranks, are left as they
+are: their readers know the headings.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ _SET = re.compile(r"([A-Za-z][\w.,\[\]-]{0,300}?)(?: \(\d{1,5}\))?\s*")
 _LABELS = re.compile(r"\b(?:pdsh|clush|dsh|pssh|parallel-ssh)\b .{0,400}[^:]\s*")  # commands whose output has labels
 _LABEL = re.compile(rf"({NAME}): ")
 _ANNOUNCES = re.compile(r"\b(?:echo|printf|hostname)\b")  # who printed what follows
-_FENCE = re.compile(r"\s{0,8}(?:`{3}|~{3})")
 _ELSEWHERE = re.compile(r"\b(?:ssh|rsh|kubectl|oc|docker|podman|srun|hostname|salt)\b")
 
 
@@ -111,7 +110,7 @@ def _one_line_each(
         return
     end = start
     while end < len(lines) and end <= start + len(hosts) and lines[end].text.strip():
-        if prompt_of(lines[end].text) or _FENCE.match(lines[end].text) or _in_front(lines[end].text, looped):
+        if prompt_of(lines[end].text) or _in_front(lines[end].text, looped):
             break
         end += 1
     if end - start == len(hosts):

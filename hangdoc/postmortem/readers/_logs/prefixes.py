@@ -58,7 +58,8 @@ _PREFIXES: tuple[re.Pattern[str], ...] = (
     re.compile(r"(?:- )?\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\]?(?: -|:)? "),
 )
 _LABEL = re.compile(r" {0,6}(?!\d\d:\d\d)(?P<rank>\d{1,6}): ?")  # srun --label
-_NUMBER, _OF_STEP = re.compile(r"\d+(?:\.\d+)?"), re.compile(r"\b(?:it|iter|iteration|step|batch|epoch|loss)\b")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_OF_STEP = re.compile(r"\b(?:it|iter|iteration|step|batch|epoch|loss)\b")
 _TASK = re.compile(_LABEL.pattern.replace("rank", "node"))  # the same, of a task that starts the ranks of its node
 _OF_TORCHRUN = re.compile(
     r"torch/distributed/(?:run|elastic/agent/server/api|elastic/multiprocessing/api)\.py:\d+\]"
