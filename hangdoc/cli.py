@@ -77,7 +77,7 @@ def run(arguments: list[str]) -> int:
 def _invoke(arguments: list[str]) -> int:
     import typer
 
-    from hangdoc.commands import app
+    from hangdoc.commands.app import app
 
     ours, command = launched(arguments)
     result: Any = typer.main.get_command(app)(ours, prog_name="hangdoc", standalone_mode=False, obj=command)
@@ -87,6 +87,8 @@ def _invoke(arguments: list[str]) -> int:
 
 def _complain(error: Exception) -> int:
     """Print the error and its remedy to stderr; returns the exit code."""
+    if isinstance(error.__cause__, (KeyboardInterrupt, SystemExit)):
+        return INTERRUPTED  # a signal inside __set_name__: CPython before 3.12 raises a RuntimeError from it
     import typer
 
     from hangdoc.errors import HangdocError

@@ -21,7 +21,7 @@ import playbooks
 from docs.tools import message_index, playbook_index
 from hangdoc.analysis.facts import schema
 from hangdoc.analysis.thresholds import THRESHOLDS
-from hangdoc.commands import app
+from hangdoc.commands.app import app
 from hangdoc.postmortem.readers._logs.catalogue import catalogue
 from hangdoc.rules.loader import load
 from hangdoc.verdict import CLASSES
