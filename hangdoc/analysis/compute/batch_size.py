@@ -31,6 +31,7 @@ class BatchSizeFacts:
     size: int | None = None  # first dimension of that variable on this rank
     size_others: int | None = None  # first dimension on most ranks
     agreeing: int = 0  # number of variables whose first dimension differs
+    tied: bool = False  # as many ranks hold the one size as the other, so that nothing shows which is usual
     undecided: bool = False  # its batch size differed whenever it was seen, but in too few looks to tell
 
 
@@ -56,9 +57,10 @@ class BatchSizeAnalysis(Analysis[BatchSizeFacts, None]):
         for name in shared:
             shapes = {key: names[name].shape for key, names in held.items()}
             # On a tie, the larger shape counts as common.
-            common, _ = max(Counter(shapes.values()).items(), key=lambda item: (item[1], item[0]))
+            ranks = Counter(shapes.values())
+            common, most = max(ranks.items(), key=lambda item: (item[1], item[0]))
             outliers[name] = {
-                key: BatchSizeFacts(True, f"{name[1]} in {name[0]}", shape[0], common[0])
+                key: BatchSizeFacts(True, f"{name[1]} in {name[0]}", shape[0], common[0], tied=ranks[shape] == most)
                 for key, shape in shapes.items()
                 if shape[1:] == common[1:] and _differ(shape[0], common[0])
             }

@@ -34,12 +34,14 @@ def test_a_batch_that_is_smaller_in_every_look(stage: Stage) -> None:
     facts = stage.facts(*[[with_batch(31), with_batch(32)]] * 6)
     assert [rank.batch.outlier for rank in facts.ranks] == [True, False]
     assert (facts.ranks[0].batch.size, facts.ranks[0].batch.size_others) == (31, 32)
+    assert facts.ranks[0].batch.tied  # of two ranks, nothing shows which has the usual size
 
 
 @pytest.mark.parametrize(("size", "outlier"), [(853, False), (800, True)])
 def test_shards_that_differ_by_a_sample_are_no_batches(stage: Stage, size: int, outlier: bool) -> None:
     facts = stage.facts(*[[with_batch(854), with_batch(854), with_batch(size)]] * 6)
     assert [rank.batch.outlier for rank in facts.ranks] == [False, False, outlier]
+    assert not any(rank.batch.tied for rank in facts.ranks)
 
 
 @pytest.mark.parametrize(("renewed", "outlier"), [(False, None), (True, True)])
