@@ -58,6 +58,7 @@ GROUPS = (
     "thirtythird",
     "thirtyfourth",
     "thirtyfifth",
+    "thirtysixth",
 )
 CLASSES = (
     "collective_wait",
