@@ -3,6 +3,10 @@
 There are two kinds of lock file. Kernel locks (flock, fcntl) end with their holder. Existence locks (torch's FileBaton,
 filelock's SoftFileLock, a loop around `os.path.exists`) outlive a holder that dies. The holder has the file open, so
 the probe searches the descriptors of all processes, at most every two seconds and only while a rank waits.
+
+SQLite locks parts of its files with fcntl, and sleeps between attempts (sqliteDefaultBusyCallback in its main.c): a
+writer has a write lock on the database, or with a write-ahead log on the file `-shm` (sqlite.org/lockingv3.html and
+walformat.html).
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from hangdoc.evidence import Frame, Process, Source, Stack, Stacks, Target
@@ -27,7 +32,8 @@ from hangdoc.redaction.text import redact
 from hangdoc.system import procfs
 from hangdoc.system.command_text import command_text
 from hangdoc.system.mounts import LOCAL, mounts
-from hangdoc.system.target_files import TargetFiles
+from hangdoc.system.syscalls import current_call
+from hangdoc.system.target_files import TargetFiles, content
 from probes import Observation, Request, Tier
 
 _HOLDERS_CACHE_S = 2.0
@@ -37,15 +43,25 @@ _MAX_PATH = 250
 _MAX_COMMAND = 80  # characters of a holder's command line
 _CALLS = {"x86_64": {73: "flock", 72: "fcntl"}, "aarch64": {32: "flock", 25: "fcntl"}}.get(platform.machine(), {})
 _SLEEPS = re.compile(r"flock|locks_|fcntl|do_lock|posix_lock")  # kernel functions
+# Lines of fdinfo that show a lock of such a kind as held; "->" marks a wait.
+_KERNEL_LOCKS = {
+    "kernel": re.compile(r"lock:(?!.*->)"),
+    "database": re.compile(r"lock:(?!.*->).*\sPOSIX\s+\S+\s+WRITE\s"),
+}
 _BATON = re.compile(r"torch/utils/file_baton\.py$")
 _FILELOCK = re.compile(r"/filelock/(?:\w+/)*\w+\.py$")  # since 4.0, in folders: _core/_acquire.py
 _TESTS = re.compile(r"\b(exists|isfile|is_file|lexists)\(")
+_SQLITE = b"SQLite format 3\0"  # first bytes of a database
+_SHARED_INDEX = "-shm"  # ends the name of the file beside a database with a write-ahead log
+_MAX_OPEN = 256  # descriptors of one process
+_MAX_DATABASES = 4  # of one process
+_NO_DATABASES = ("/dev/", "/proc/", "/sys/")
 _LOCKISH = re.compile(r"lock|lck|baton|mutex|\.pid$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """A wait for a lock file: candidate paths, likeliest first."""
+    """A wait for a lock file: candidate paths, likeliest first. Of several databases it is the one that is locked."""
 
     kind: str
     paths: tuple[str, ...]
@@ -63,7 +79,7 @@ class LockFileProbe:
     order: int = 41
     steady: bool = False
     _places: Places = field(default_factory=Places)
-    _kept: dict[int, tuple[Any, _Wait]] = field(default_factory=dict)  # by PID, until its variables change
+    _kept: dict[int, tuple[Any, _Wait]] = field(default_factory=dict)  # by PID, until its variables or files change
     _holders: dict[tuple[int, int], tuple[float, tuple[int, ...], int]] = field(default_factory=dict)
 
     def observe(self, request: Request) -> Observation:
@@ -88,7 +104,7 @@ class LockFileProbe:
             return _Wait("kernel", (kernel,))
         kind, frames, hops = _waiting_frames(main, records.get("source"))
         if not kind:
-            return None
+            return self._databases(target) if _naps(target.pid, main, records.get("source")) else None
         candidates = tuple(_path_objects(frames, hops))
         key = (target.start_ticks, kind, candidates)
         if target.pid not in self._kept or self._kept[target.pid][0] != key:
@@ -96,12 +112,24 @@ class LockFileProbe:
             self._kept[target.pid] = key, _Wait(kind, tuple(dict.fromkeys(filter(_is_path, texts))))
         return self._kept[target.pid][1]
 
+    def _databases(self, target: Target) -> _Wait | None:
+        descriptors = procfs.numbers(f"/proc/{target.pid}/fd", _MAX_OPEN)
+        links = {procfs.link(f"/proc/{target.pid}/fd/{fd}") or "" for fd in descriptors}
+        files = sorted(link for link in links if link.startswith("/") and not link.startswith(_NO_DATABASES))
+        key = (target.start_ticks, "database", tuple(files))
+        if target.pid not in self._kept or self._kept[target.pid][0] != key:
+            self._kept[target.pid] = key, _Wait("database", tuple(_databases(target.pid, files)))
+        wait = self._kept[target.pid][1]
+        return wait if wait.paths else None
+
     def _look(self, target: Target, wait: _Wait) -> LockFile:
         found = TargetFiles(target.pid).each(wait.paths, os.fstat)
         for path, made in found.items():
             if not isinstance(made, OSError) and stat.S_ISREG(made.st_mode):
                 with suppress(OSError):
-                    return self._lock_file(target, wait.kind, path, made)
+                    file = self._lock_file(target, wait.kind, path, made)
+                    if file.holders or wait.kind != "database":
+                        return file
         return LockFile()
 
     def _lock_file(self, target: Target, kind: str, path: str, made: os.stat_result) -> LockFile:
@@ -109,9 +137,9 @@ class LockFileProbe:
         process = procfs.stat(target.pid)
         started = time.time() - procfs.age_s(process.start_ticks) if process else written
         local = _is_local(target.pid, path)
-        pid, host = _named(target.pid, path) if local and kind != "kernel" else (None, None)
+        pid, host = _named(target.pid, path) if local and kind not in _KERNEL_LOCKS else (None, None)
         here = host in (None, os.uname().nodename)
-        holders, hidden = self._find_holders(path, made, kind == "kernel")
+        holders, hidden = self._find_holders(path, made, _KERNEL_LOCKS.get(kind))
         return LockFile(
             path=redact("path", path)[:_MAX_PATH],
             kind=kind,
@@ -126,12 +154,14 @@ class LockFileProbe:
             named_alive=_is_alive(pid) if pid is not None and here else None,
         )
 
-    def _find_holders(self, path: str, made: os.stat_result, kernel: bool) -> tuple[tuple[int, ...], int]:
-        """PIDs that hold the file (or the lock on it), and the number of processes that could not be checked."""
+    def _find_holders(
+        self, path: str, made: os.stat_result, lock: re.Pattern[str] | None
+    ) -> tuple[tuple[int, ...], int]:
+        """PIDs that hold the file (or such a lock on it), and the number of processes that could not be checked."""
         key = (made.st_dev, made.st_ino)
         at, pids, hidden = self._holders.get(key, (0.0, (), 0))
         if time.monotonic() - at > _HOLDERS_CACHE_S:
-            pids, hidden = _search(os.path.basename(path), made, kernel)
+            pids, hidden = _search(os.path.basename(path), made, lock)
             self._holders = {key: (time.monotonic(), pids, hidden)}
         return tuple(pid for pid in pids if _is_alive(pid)), hidden
 
@@ -155,6 +185,23 @@ def _in_kernel(pid: int, process: object, tid: int) -> str | None:
     if thread is None or thread.syscall_fd is None or not _SLEEPS.match(thread.wchan or ""):
         return None
     return procfs.link(f"/proc/{pid}/fd/{thread.syscall_fd}") if thread.syscall in _CALLS else None
+
+
+def _naps(pid: int, main: Stack, source: object) -> bool:
+    """A thread sleeps for some time in native code: its line of Python calls no `sleep`."""
+    call = current_call(pid, main.tid)
+    frame = next((frame for frame in main.frames if not frame.native), None)
+    if call is None or call.kind != "time" or frame is None:
+        return False
+    place = source.places.get(f"{frame.file}:{frame.line}") if isinstance(source, Source) else None
+    return place is None or not any(name.endswith(("sleep", "wait")) for name in place.calls)
+
+
+def _databases(pid: int, links: Sequence[str]) -> Iterator[str]:
+    """The SQLite files among the open files of a process, those with the locks of a write-ahead log first."""
+    yield from islice((link for link in links if link.endswith(_SHARED_INDEX)), _MAX_DATABASES)
+    heads = TargetFiles(pid).each(links, lambda fd: content(fd, len(_SQLITE)).data)
+    yield from islice((path for path, head in heads.items() if head == _SQLITE), _MAX_DATABASES)
 
 
 def _waiting_frames(main: Stack, source: object) -> tuple[str, list[Frame], int]:
@@ -196,7 +243,7 @@ def _is_path(text: str) -> bool:
 # --- holders --------------------------------------------------------------------------------------
 
 
-def _search(name: str, made: os.stat_result, kernel: bool) -> tuple[tuple[int, ...], int]:
+def _search(name: str, made: os.stat_result, lock: re.Pattern[str] | None) -> tuple[tuple[int, ...], int]:
     found: list[int] = []
     hidden = 0
     for pid in procfs.numbers("/proc"):
@@ -210,7 +257,7 @@ def _search(name: str, made: os.stat_result, kernel: bool) -> tuple[tuple[int, .
         links = ((fd, procfs.link(f"/proc/{pid}/fd/{fd}") or "") for fd in descriptors)
         likely = [int(fd) for fd, link in links if link.endswith(name)][:_MAX_LIKELY]
         there = TargetFiles(pid).each(likely, os.fstat) if likely else {}
-        if any(_same(status, made) and _holds(pid, fd, kernel) for fd, status in there.items()):
+        if any(_same(status, made) and _holds(pid, fd, lock) for fd, status in there.items()):
             found.append(pid)
     return tuple(found), hidden
 
@@ -219,14 +266,14 @@ def _same(there: os.stat_result | OSError, made: os.stat_result) -> bool:
     return not isinstance(there, OSError) and (there.st_dev, there.st_ino) == (made.st_dev, made.st_ino)
 
 
-def _holds(pid: int, descriptor: int, kernel: bool) -> bool:
-    """True if the file is open there, or for a kernel lock: locked through it. Source: proc_pid_fdinfo(5).
+def _holds(pid: int, descriptor: int, lock: re.Pattern[str] | None) -> bool:
+    """True if the file is open there, or for a kernel lock: such a lock is held. Source: proc_pid_fdinfo(5).
 
     An O_PATH descriptor does not open the file: another hangdoc has one while it looks at the file.
     """
     lines = (procfs.text(f"/proc/{pid}/fdinfo/{descriptor}") or "").splitlines()
-    if kernel:
-        return any(line.startswith("lock:") and "->" not in line for line in lines)
+    if lock is not None:
+        return any(lock.match(line) for line in lines)
     flags = next((line.split()[-1] for line in lines if line.startswith("flags:")), "0")
     return not int(flags, 8) & os.O_PATH
 

@@ -17,7 +17,7 @@ class LockFile(Record, frozen=True):
     """A lock file that a rank waits for (record of probe `lockfile`)."""
 
     path: str | None = None  # None: the rank waits for no lock file
-    kind: str = ""  # baton | filelock | kernel | loop: the waiting code, from the frames
+    kind: str = ""  # baton | filelock | kernel | loop | database (SQLite): the waiting code
     inode: int = 0
     age_s: float = 0.0  # since the file was created or last written, on this host's wall clock
     before_s: float = 0.0  # file time to start of the rank's process; negative: the file is newer

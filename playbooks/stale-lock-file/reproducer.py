@@ -1,15 +1,17 @@
 """Train a small ranker with DDP; its features are counted by an operator that torch compiles at the start.
 
-torchrun --nproc-per-node 3 reproducer.py [--variant baton|soft|cache|inside|notebook]
+torchrun --nproc-per-node 3 reproducer.py [--variant baton|soft|cache|inside|notebook|journal]
 
 baton: the build of the operator was killed half-way, yesterday. soft: so was the download of a vocabulary, which a
 library of an older make guards with an empty file. cache: so was a home-made cache. inside: no process was killed;
 the tokeniser is built under a lock, and the rank that builds it waits for its peers. notebook: somebody's notebook, in
-which nothing runs, has the lock of the tokeniser.
+which nothing runs, has the lock of the tokeniser. journal: the ranks write their losses into one database, and one of
+them averages its loss in the middle of a transaction.
 """
 
 import argparse
 import os
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -121,6 +123,31 @@ def find_tokenizer(folder):
             built.write_text("{}")
 
 
+class Journal:
+    def __init__(self, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.base = sqlite3.connect(path, timeout=3600, isolation_level=None)
+        self.base.execute("create table if not exists losses (rank integer, loss real)")
+
+    def write(self, rank, loss):
+        self.base.execute("insert into losses values (?, ?)", (rank, loss))
+
+
+def write_losses(rank):
+    journal = Journal(NODE_CACHE / "journal.db")
+    loss = torch.rand(1)
+    dist.barrier()
+    if rank == SLOW_RANK:
+        journal.base.execute("begin immediate")
+        journal.write(rank, loss.item())
+        dist.all_reduce(loss)
+        journal.base.execute("commit")
+    else:
+        time.sleep(1)
+        journal.write(rank, loss.item())
+        dist.all_reduce(loss)
+
+
 def prepare(variant, rank):
     folder = cache_of(rank)
     if variant == "baton":
@@ -131,6 +158,8 @@ def prepare(variant, rank):
         FeatureCache(folder).fill()
     elif variant == "notebook":
         find_tokenizer(folder)
+    elif variant == "journal":
+        write_losses(rank)
     else:
         build_tokenizer(rank)
 
@@ -170,7 +199,7 @@ def train(rank, steps, first=0):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=("baton", "soft", "cache", "inside", "notebook"), default="baton")
+    parser.add_argument("--variant", choices=("baton", "soft", "cache", "inside", "notebook", "journal"), default="baton")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()

@@ -30,7 +30,7 @@ class LockFileFacts:
     idle: bool = False  # the processes outside of the job's ranks that hold it do nothing
     inherited: bool = False  # only idle processes that this rank started hold it: they have inherited its open file
     path: str | None = None
-    kind: str | None = None  # baton | filelock | kernel | loop
+    kind: str | None = None  # baton | filelock | kernel | loop | database
     age_s: float | None = None  # age of the file, seconds
     holder: str | None = None  # who holds it: "pid 4711 (c++ -O3 main.cpp)", "rank 0"
     named: str | None = None  # the PID written in the file, and its state: "pid 12, no longer running"
@@ -114,7 +114,7 @@ def _used_s(records: Sequence[LockFile]) -> float:
 
 def _is_stale(file: LockFile) -> bool:
     """True if a file without a visible holder was certainly left behind."""
-    if file.kind == "kernel":  # the kernel releases the lock when its holder exits
+    if file.kind in ("kernel", "database"):  # the kernel releases the lock when its holder exits
         return False
     return _sure(file) or file.before_s >= CLOCK_SKEW_S
 

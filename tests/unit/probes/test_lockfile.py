@@ -215,6 +215,49 @@ def test_other_waits_are_no_lock_file(what: str, tmp_path: Path) -> None:
         assert {looker.look(target).path for _ in range(5)} == {None}
 
 
+DATABASE = """
+import sqlite3
+base = sqlite3.connect(path, timeout=60, isolation_level=None)
+base.execute("pragma journal_mode = {mode}")
+base.execute("create table if not exists samples (number)")
+{begun}
+say()
+{then}
+time.sleep(60)
+"""
+
+
+def database(mode: str, begun: str = "", then: str = "") -> str:
+    def run(statement: str) -> str:
+        return f"base.execute({statement!r})" if statement else ""
+
+    return DATABASE.format(mode=mode, begun=run(begun), then=run(then))
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_a_database_that_another_process_writes(mode: str, tmp_path: Path) -> None:
+    """In processes of their own: who closes a file gives up the locks that it has on it."""
+    base = tmp_path / "samples.cache"
+    with (
+        program(database(mode, begun="begin immediate"), tmp_path, base) as writer,
+        program(database(mode, then="insert into samples values (1)"), tmp_path, base) as target,
+    ):
+        seen = Looker().until_found(target)
+    assert (seen.path, seen.kind) == (f"{base}-shm" if mode == "wal" else str(base), "database")
+    assert [holder.pid for holder in seen.holders] == [writer.pid]
+    assert (seen.named_pid, seen.local) == (None, True)
+
+
+def test_a_sleep_beside_a_database_in_use_waits_for_no_lock(tmp_path: Path) -> None:
+    base = tmp_path / "samples.db"
+    with (
+        program(database("wal"), tmp_path, base) as target,
+        program(database("wal", begun="begin immediate"), tmp_path, base),
+    ):
+        looker = Looker()
+        assert {looker.look(target).path for _ in range(5)} == {None}
+
+
 def test_a_released_file_is_not_reported(tmp_path: Path) -> None:
     lock = tmp_path / "train.lock"
     lock.touch()
