@@ -199,7 +199,8 @@ def train(rank, steps, first=0):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=("baton", "soft", "cache", "inside", "notebook", "journal"), default="baton")
+    variants = ("baton", "soft", "cache", "inside", "notebook", "journal")
+    parser.add_argument("--variant", choices=variants, default=variants[0])
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
