@@ -244,6 +244,7 @@ FAR_SLOWER_PORT = Threshold(
     4, "times slower", "chosen: 25 Gbit/s of a card beside 10 of an older one are no fault of a link"
 )
 UNSTABLE_STATES = Threshold(3, "states of a port in a row", "chosen: down and up again once may be its repair")
+MANY_PINGS = Threshold(100, "pings", "chosen: a share of fewer says little about a loss of some percent")
 LOST_PINGS = Threshold(50, "percent of the pings", "chosen: no queue that overflows loses half of a few packets")
 PLAIN_PING = Threshold(1472, "bytes", "an MTU of 1500 without the headers of IPv4 and ICMP (RFC 791, 792)")
 SMALL_GRADIENTS = Threshold(

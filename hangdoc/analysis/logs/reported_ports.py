@@ -20,8 +20,10 @@ from hangdoc.analysis.thresholds import (
     DEAD_AFTER_S,
     DEAD_REPEATS,
     FAR_SLOWER_PORT,
+    GOOD_LOSS,
     LOSS_THAT_SLOWS_TCP,
     LOST_PINGS,
+    MANY_PINGS,
     MANY_RESENT,
     PLAIN_PING,
     RESENT_APART,
@@ -260,7 +262,22 @@ def _lossy(logs: JobLogs) -> Mapping[str | None, str]:
         )
         if sent > 0 and again >= MANY_RESENT and again >= LOSS_THAT_SLOWS_TCP * sent:
             found[host] = f"{again / sent:.1%} of the TCP segments were sent again {since}"
-    return found
+    return found or _badly_reached(logs)
+
+
+def _badly_reached(logs: JobLogs) -> Mapping[str | None, str]:
+    """The one host to which many pings were lost, while those to another host arrived."""
+    counts = {
+        event.fields.get("to", ""): (number(event, "lost") or 0, number(event, "sent") or 0)
+        for event in logs.all("path_loss")
+        if (number(event, "bytes") or 0) <= PLAIN_PING and (number(event, "sent") or 0) >= MANY_PINGS
+    }
+    bad = [to for to, (lost, sent) in counts.items() if lost >= LOSS_THAT_SLOWS_TCP * sent]
+    good = [to for to, (lost, sent) in counts.items() if lost <= GOOD_LOSS * sent]
+    if len(bad) != 1 or not good:
+        return {}
+    (lost, sent), (lost_there, sent_there) = counts[bad[0]], counts[good[0]]
+    return {bad[0]: f"{lost} of {sent} pings to it were lost, and {lost_there} of {sent_there} to {good[0]}"}
 
 
 def _erring(logs: JobLogs) -> Mapping[str | None, str]:

@@ -28,7 +28,8 @@ MAX_PROSE = 1_000  # characters of a line of prose
 LOCAL_PIDS = -(10**5)  # stands for the PID of GPU 0 of a host, below it those of its other GPUs
 
 _RANK = re.compile(  # `rank 3`, `global_rank=3`, `local rank 0 (global 8)`
-    r"(?<![A-Za-z_])(?:(?:(?:global|world)[ _-]?)?rank[\s:=#_-]{0,4}|(?<=\()global[ :=]{1,3})(\d{1,6})(?!\d)",
+    r"(?<![A-Za-z_])(?:(?:(?:(?:global|world)[ _-]?)?rank|procid)[\s:=#_-]{0,4}|(?<=\()global[ :=]{1,3})"
+    r"(\d{1,6})(?!\d)",
     re.IGNORECASE,
 )
 _RANKS = re.compile(
@@ -81,6 +82,14 @@ _SHORT_HEADING = re.compile(
     r"r\d{1,5}[\s\])*:=~-]{0,8}(?:\([^()\n]{1,60}\)[\s*:]{0,4})?)",
     re.IGNORECASE,
 )
+# What tail(1) prints above the log of one rank, perhaps with a note: `==> logs/g6.err <==  (g1 g2 g3: identical)`
+_LOG_TITLE = re.compile(
+    r"\s*==> (?:[^\s<>]{0,200}/)?(?P<stem>r|g|p|w|rk|out|err|log|std(?:out|err)|train|run|dump|stacks?|trace)[._-]?"
+    r"(?P<rank>\d{1,5})\.(?:txt|log|out|err|dump) <==(?:\s{1,8}\((?P<these>(?:(?P=stem)[._-]?\d{1,5}[ ,]{1,2}){0,64}"
+    r"(?P=stem)[._-]?\d{1,5})[:,]? (?:are |is )?(?:all )?(?:exactly )?(?:the )?(?:same|identical|alike)\b[^()\n]{0,40}"
+    r"\))?\s*",
+    re.IGNORECASE,
+)
 _SHORT = re.compile(r"(?<![A-Za-z_\d.])r(\d{1,5})(?![\w.])", re.IGNORECASE)
 # A heading: `rank 0, and 1 2 3 4 6 7 look exactly like it`
 _LIKE_IT = re.compile(
@@ -101,7 +110,7 @@ _HOST = re.compile(
     re.IGNORECASE,
 )
 _FILLER_WORDS = re.compile(
-    r"(?<![\w-])(?:stacks?|stacktraces?|traces?|tracebacks?|backtraces?|bt|dumps?|of|for|from|on|the|py-spy|pystack|gdb"
+    r"(?<![\w-])(?:stacks?|stacktraces?|traces?|tracebacks?|backtraces?|bt|dumps?|of|for|from|on|the|py-spy|py-bt|pystack|gdb"
     r"|process|worker"
     r"|(?:gpu|card)\s*\d{1,4}|begin|start|output|txt|log|out|err|global|main|thread|python|here|is|this|and|shows?|at"
     r"|both|all|are|std(?:out|err)|tail|end|last|lines?)(?!-?\w)",
@@ -295,6 +304,9 @@ class OwnerHints:
         if short := _SHORT_HEADING.fullmatch(text):
             head, mark, note = short["rest"].partition("(")
             text = _SHORT.sub(r"rank \1", head) + mark + _SHORT.sub(r"\1", note)
+        if title := _LOG_TITLE.fullmatch(text):
+            these = ", ".join(re.findall(r"\d+", title["these"] or ""))
+            text = f"== rank {title['rank']} ==" if not these else f"== rank {title['rank']} ({these} the same) =="
         if self._parent is not None and (child := _CHILD.fullmatch(text)):
             if len(self.parents) < MAX_COMPANIONS:
                 self.parents[int(child[1])] = self._parent

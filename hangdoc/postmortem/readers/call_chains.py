@@ -2,6 +2,7 @@
 
 * `rank 3: main (train.py:80) -> step -> all_reduce`, also with `>`, `=>`, `<-`, `;` or arrows; `ranks 0-6: f (x.py:12)`
 * rows of a list of ranks: ` 24 wait (connection.py:931) <- _try_get_data`
+* rows of one native frame, of a loop over `gdb -batch -ex bt | grep`: `3| #8  0x14a8 in PMPI_Allreduce () from lib`
 * a host with its ranks: `gx1 (0-7): all 8 f (x.py:12)`
 * a roll call: `ranks [0, 2]  stopped at  loop.py:90 in step`, and `via loop.py:121 in train` below it
 * merged stacks of xpu_timer (intelligent-machine-learning/dlrover, py_xpu_timer/stack_viewer.py):
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from hangdoc.evidence import Frame, limits
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._frames import ThreadBuilder, python_frame, stacks_record
+from hangdoc.postmortem.readers._frames import ThreadBuilder, native_frame, python_frame, stacks_record
 from hangdoc.postmortem.readers._host_names import is_host_name, listed_numbers
 from hangdoc.postmortem.readers._pasted_text import text_lines, without_time
 from hangdoc.postmortem.readers._text_source import TextSource, text_source
@@ -42,6 +43,10 @@ _OWNER = re.compile(
 )
 # A row of a list of ranks. Frames may be numbered as well, but each of them is another function.
 _ROW = re.compile(r"\s{1,8}(?P<rank>\d{1,6})[ :|]{1,4}(?=[A-Za-z<].{0,400}\.py:\d)")
+_NATIVE_ROW = re.compile(
+    r"\s{0,8}(?:\[?(?:rank[ _-]?|r))?(?P<rank>\d{1,6})\]?\s?[:|]\s{0,4}#\d{1,3}\s{1,4}(?:0x[0-9a-f]{1,16} in )?"
+    r"(?P<function>[A-Za-z_][\w:]{0,200}) \([^()\n]{0,400}\)(?: from (?P<library>\S{1,300})| at \S{1,300})?\s*"
+)
 _LEAST_ROWS = 3
 _HOST_OF = re.compile(  # a host with its ranks
     rf"\s{{0,8}}(?P<host>[A-Za-z][\w.-]{{0,60}}) ?[\[(](?:ranks? )?(?P<ranks>{_NUMBERS})[\])][ :]{{1,4}}"
@@ -68,12 +73,15 @@ _VIA = re.compile(r"\s{2,60}(?:via|from|called (?:by|from|at)|by|at|\^|<-|\u2190
 _MERGED = re.compile(r"(?P<function>[^@;|]{1,300})@(?P<file>[^@;|]{0,300})@(?P<ranks>[\d/-]{1,4000})\|[\d/-]{0,4000}")
 _CHAIN_MARK = re.compile(
     r"\branks?\b.{0,200}?\(\S{1,200}\.py:\d{1,7}\)|\branks?\b.{0,60}?(?:->|<-|\u2192|\u2190| > )|\.py:\d{1,7} in \w"
-    r"|@[\d/-]{1,400}\|[\d/-]{0,400}(?:;| \d)",
+    r"|@[\d/-]{1,400}\|[\d/-]{0,400}(?:;| \d)|\d\]?\s?[:|]\s{0,4}#\d{1,3}\s{1,4}(?:0x|\w)",
     re.IGNORECASE,
 )
 # One of them is in each line with such a mark; each begins with a literal, which makes the search fast.
 _IN_CHAINS = tuple(
-    map(re.compile, (r"\.py:\d{1,7}(?:\)| in \w)", "->", "<-", "\u2192", "\u2190", " > ", r"@[\d/-]{1,400}\|"))
+    map(
+        re.compile,
+        (r"\.py:\d{1,7}(?:\)| in \w)", "->", "<-", "\u2192", "\u2190", " > ", r"#\d{1,3}\s", r"@[\d/-]{1,400}\|"),
+    )
 )
 _IS_CODE = re.compile(r"\.pyx?\b|<module>|\w\(\)|\b(?:torch|dist|nn|self)\.\w|\w__\b")  # not what a rank does in turn
 _OUTERMOST = frozenset({"<module>", "main", "_bootstrap", "_run", "run", "train", "fit", "worker", "__main__"})
@@ -124,7 +132,7 @@ class _Stack:
 class CallChainReader:
     name = "chains of calls"
     order = 33
-    marks = ("rank", "Rank")
+    marks = ("rank", "Rank", "| #", ": #")
     help = "`py-spy dump --pid PID` of every rank says more"
 
     def recognises(self, source: Source) -> bool:
@@ -134,10 +142,11 @@ class CallChainReader:
         return bool((rows or any(map(_CHAIN_MARK.search, marked))) and stacks_in(_numbered(source, head.split("\n"))))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
-        if context.taken & DUMPS:
-            return
         source = text_source(source, context)
-        for rank, stack in _by_rank(stacks_in(_numbered(source, text_lines(source, context)))):
+        stacks = stacks_in(_numbered(source, text_lines(source, context)))
+        if context.taken & DUMPS:
+            stacks = [stack for stack in stacks if stack.frames[0].native]
+        for rank, stack in _by_rank(stacks):
             thread = ThreadBuilder(0, "MainThread")
             for frame in stack.frames:
                 thread.add(frame)
@@ -206,6 +215,8 @@ def stacks_in(lines: Iterable[str]) -> list[_Stack]:
 
 
 def _row(text: str) -> _Stack | None:
+    if native := _NATIVE_ROW.fullmatch(text):
+        return _Stack((int(native["rank"]),), [native_frame(native["function"], native["library"] or "")])
     row = _ROW.match(text)
     return _stack((int(row["rank"]),), text[row.end() :]) if row else None
 

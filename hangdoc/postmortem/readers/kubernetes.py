@@ -50,7 +50,8 @@ _NODE_ROW = re.compile(rf"\s*(?P<node>{_POD})\s+NotReady(?:,\w{{1,40}})*\s+\S{{1
 _EXIT_CODE = re.compile(r"\"?exitCode\"?: ?(?P<code>\d{1,3})\b")
 _EVENT = re.compile(
     r"(?:^|\s)(?P<reason>FailedScheduling|Evicted|Preempted|Preempting|NodeNotReady|TaintManagerEviction|FailedMount"
-    r"|FailedAttachVolume|ErrImagePull|OOMKilling|SystemOOM|FailedCreatePodSandBox)\s+(?P<rest>\S.{0,500})"
+    r"|FailedAttachVolume|ErrImagePull|OOMKilling|SystemOOM|FailedCreatePodSandBox|Failed to pull image"
+    r"|Back-off pulling image)\s+(?P<rest>\S.{0,500})"
 )
 _OBJECT = re.compile(rf"\bpod/(?P<pod>{_POD})\b")
 # A controller could not make a pod: its quota is used up, or an admission webhook refused it.
@@ -91,6 +92,7 @@ KINDS = {
     "NodeNotReady": "node_failed",
     "FailedScheduling": "pod_waits", "FailedMount": "pod_waits", "FailedAttachVolume": "pod_waits",
     "ErrImagePull": "pod_waits", "FailedCreatePodSandBox": "pod_waits",
+    "Failed to pull image": "pod_waits", "Back-off pulling image": "pod_waits",
 }  # fmt: skip
 WAITS = {
     "Pending", "ImagePullBackOff", "ErrImagePull", "ContainerCreating", "CreateContainerConfigError", "Unschedulable",

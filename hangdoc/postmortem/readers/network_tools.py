@@ -67,7 +67,7 @@ _PATH = re.compile(
 )
 _IPERF = re.compile(rf"\biperf3? (?:-\S{{1,20}} (?:\d\S{{0,12}} )?){{0,8}}?-c ?({_NAME})")
 _RECEIVED = re.compile(r" (\d{1,6}(?:\.\d{1,6})?) ([KMG])bits/sec {1,30}(?:\d{1,9} {1,30})?receiver\b")
-_PING = re.compile(rf"PING ({_NAME})(?: \(({_ADDRESS})\))? (\d{{1,6}})\(\d{{1,6}}\) bytes")
+_PING = re.compile(rf"PING ({_NAME})(?: \(({_ADDRESS})\))? (\d{{1,6}})\(\d{{1,6}}\) ")
 # The command, whose output may be cut to its last lines: `ping -q -c3 -M do -s 8972 n4 | tail -2`, `... $h | tail -2`
 _PINGS = re.compile(
     rf"\bping(?P<options>(?: -[A-Za-z][\w.]{{0,8}}(?: [\w.]{{1,8}})?){{0,12}}?) (?P<to>{_NAME}|\$\{{?\w{{1,20}}\}}?)\s*"
@@ -76,7 +76,9 @@ _PINGS = re.compile(
 _BODY = re.compile(r"\bdo\b(.*)\bdone\b")  # of a loop
 _PING_SIZE = re.compile(r" -s ?(\d{1,6})\b")
 _PING_BYTES = 56  # without -s
-_PINGED = re.compile(r"(\d{1,7}) packets transmitted, (\d{1,7}) received,.{0,40}? (\d{1,3}(?:\.\d{1,9})?)% packet loss")
+_PINGED = re.compile(  # in any language: `5 packets transmitted, 0 received, +5 errors, 100% packet loss, time 4102ms`
+    r"(\d{1,7}) [^\d,\n]{3,30}, (\d{1,7}) [^\d,\n]{3,30},.{0,40}? (\d{1,3}(?:\.\d{1,9})?) ?% [^\d,\n]{4,30}(?:,|$)"
+)
 # `REJECT  all  --  0.0.0.0/0 ... reject-with`, and the kernel's log of a rule: `IN=eth0 OUT= SRC=... DST=... DPT=...`
 _RULE = re.compile(
     r"^\s*(?:\d{1,5}\s+)?(?:\d{1,9}[KMG]?\s+){0,2}(REJECT|DROP)\s+(?:all|tcp|0|6)\s+--\s+"
@@ -102,6 +104,7 @@ OPENING = re.compile(
     r"|\bactive_mtu:|NCCL INFO NCCL version \d|NCCL version \d[\d.]{1,10}\+cuda|\btorch(?:==| )\d"
     r"|/sys/class/net/[^/\s]{1,40}/(?:mtu|speed)\b"
     r"|\bethtool (?:-S|--statistics) [a-z]|torch\.__version__|query-gpu=driver_version|\bibstat(?:us)?\b.*\b[Rr]ate\b"
+    r"|\bPING \S{1,80} \(|\bLoss%\s{1,8}Snt\s{1,8}Last\b"
     r"|\bfirewall-cmd\b.{0,80}--list-ports\b|\bport \d ==> \S{1,40} \((?:Up|Down)\)",
 )
 _FILE = re.compile(r"\.(?:py|sh|cc|cpp|log|txt|md|ya?ml|json)$")
@@ -126,6 +129,11 @@ _CORRUPTED = re.compile(
     r"(?:crc|symbol|fcs|bad_csum_phy)\w{0,20}err|err\w{0,20}(?:crc|symbol|fcs)|crc_?align|(?:^|_)fcs$"
 )
 _NCCL_LINE = re.compile(rf"(?:^|[\s\]:>|])({_NAME}):\d{{1,9}}:\d{{1,9}} \[-?\d{{1,3}}\] ")
+# A row of mtr(8) --report: hop, host, then Loss%, Snt and four times; `???` did not answer at all.
+_HOP = re.compile(
+    rf"\s{{0,8}}\d{{1,3}}\.(?:\|--|\s) ?(?P<to>{_NAME})\s{{1,60}}(?P<percent>\d{{1,3}}(?:\.\d{{1,3}})?)%?\s{{1,12}}"
+    r"(?P<sent>\d{1,9})(?:\s{1,12}\d{1,9}(?:\.\d{1,3})?){4,6}\s*"
+)
 MAX_EVENTS = 2000
 MAX_ALIASES = 10_000
 _FACTOR = {"K": 0.001, "M": 1.0, "G": 1000.0}  # to Mbit/s
@@ -147,6 +155,7 @@ class _Reading:
     looped: tuple[str, ...] = ()  # hosts over which a loop of the shell runs
     measured: str = ""  # host to which iperf sends
     pinged: list[tuple[str, int]] = field(default_factory=list)  # host and bytes of each ping whose result follows
+    hop: tuple[str, int, float, str] | None = None  # the row above of mtr: its host, packets, percent lost, text
     events: list[tuple[str | None, LogEvent]] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)  # address -> name
 
@@ -154,6 +163,10 @@ class _Reading:
         if len(self.events) < MAX_EVENTS:
             number = len(self.events) + 1
             self.events.append((host, LogEvent(kind, text.strip()[:400], self.source, number, None, fields)))
+
+    def add_loss(self, text: str, to: str, size: int, sent: int, lost: int, percent: float) -> None:
+        counts = {"bytes": str(size), "sent": str(sent), "lost": str(lost), "percent": str(int(percent))}
+        self.add(None, "path_loss", text, to=to, **counts)
 
 
 class NetworkToolsReader:
@@ -165,6 +178,8 @@ class NetworkToolsReader:
         "> mtu ",
         "physical_state",
         "packets transmitted, ",
+        "PING ",
+        "Loss%",
         "Physical state:",
         "active_mtu:",
         "bits/sec",
@@ -183,7 +198,7 @@ class NetworkToolsReader:
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         reading = _Reading(source.name)
-        for text in text_lines(source, context):
+        for text in (*text_lines(source, context), ""):
             if len(text) <= 1000:
                 _read_line(reading, text)
         yield from _pieces(reading)
@@ -352,7 +367,19 @@ def _path(reading: _Reading, text: str) -> None:
         reading.pinged[:1] = [(found[1], int(found[3]))]
     elif reading.pinged and (found := _PINGED.search(text)):
         host, size = reading.pinged.pop(0)
-        reading.add(None, "path_loss", text, to=host, bytes=str(size), percent=str(int(float(found[3]))))
+        sent = int(found[1])
+        reading.add_loss(text, host, size, sent, max(sent - int(found[2]), 0), float(found[3]))
+    _route(reading, text)
+
+
+def _route(reading: _Reading, text: str) -> None:
+    """A table of mtr(8). Routers on the way need not answer: what counts is the last hop."""
+    if hop := _HOP.fullmatch(text):
+        reading.hop = (hop["to"], int(hop["sent"]), float(hop["percent"]), text)
+    elif reading.hop is not None:
+        to, packets, percent, row = reading.hop
+        reading.add_loss(row, to, _PING_BYTES, packets, round(packets * percent / 100), percent)
+        reading.hop = None
 
 
 def _firewall(reading: _Reading, text: str) -> None:

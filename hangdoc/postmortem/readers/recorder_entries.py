@@ -1,5 +1,8 @@
 """Entries of Flight Recorder dumps that somebody copied into a text: JSON, or Python's form of a dictionary.
 
+Also rows of some of their fields (`jq -c '[.collective_seq_id, .profiling_name, .state]'`), which show by their form
+what they are.
+
 Fields: torch/csrc/distributed/c10d/FlightRecorder.hpp. The rank of an entry is in itself, on its line, or in the
 heading above it. `flight_recorder` reads whole dumps.
 """
@@ -11,6 +14,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from hangdoc.evidence import Stacks
@@ -29,7 +33,18 @@ MAX_ENTRIES = 4_096  # of one rank
 MAX_DEPTH = 40  # brackets in brackets
 _OPENING = re.compile(r"(?P<owner>[^{}\[\]\"]{0,80}?(?:\[(?:rank)?\d{1,6}\]:? {0,4})?)(?P<document>(?:\[\s{0,4})?\{.*)")
 _KEY = re.compile(r"[\"']profiling_name[\"']\s{0,4}:")
-_RANK = re.compile(r"\b(?:global[ _]?)?rank[\s:=#_\[]{0,3}(\d{1,6})|^\s{0,4}\[(\d{1,6})\]", re.IGNORECASE)
+# One line: brackets around values, one of them the name of a call.
+_ROW = re.compile(
+    r"^(?P<owner>[^{}\[\]\"\n]{0,80}?(?:\[(?:rank)?\d{1,6}\]:? {0,4})?)"
+    r"(?P<document>\[[^{}\n]{0,400}\"(?:nccl|gloo|mpi|ucc|xccl):\w{1,60}\"[^{}\n]{0,400}\]) {0,8}$",
+    re.MULTILINE,
+)
+_CALL = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl):\w{1,60}(?: \S{1,40})?")  # "nccl:send 0->1"
+_LEFT_OUT = re.compile(r"^[ \t]{0,80}(?:\[?\.\.\.\]?|…),?[ \t]{0,80}$", re.MULTILINE)  # by the person who copied it
+_DANGLING = re.compile(r",(?=\s{0,200}[\]}])")
+_SAME = ("profiling_name", "collective_seq_id", "p2p_seq_id")  # of one entry that was printed twice
+_STATES = frozenset({"scheduled", "started", "completed"})
+_RANK = re.compile(r"(?<![A-Za-z])(?:global[ _]?)?rank[\s:=#_\[]{0,3}(\d{1,6})|^\s{0,4}\[(\d{1,6})\]", re.IGNORECASE)
 _FRAME = re.compile(r"(?P<name>[^\s:]{1,200})(?: |, | \(| @ )(?P<filename>\S{1,400}?):(?P<line>\d{1,9})\)?")
 _TEXT = re.compile(r"\"(?:[^\"\\]|\\.){0,4000}\"|'(?:[^'\\]|\\.){0,4000}'")
 
@@ -37,20 +52,21 @@ _TEXT = re.compile(r"\"(?:[^\"\\]|\\.){0,4000}\"|'(?:[^'\\]|\\.){0,4000}'")
 class RecorderEntriesReader:
     name = "entries of the Flight Recorder"
     order = 12
-    marks = ("profiling_name",)
+    marks = ("profiling_name", '"nccl:', '"gloo:')
     help = "the whole dump of each rank says more"
 
     def recognises(self, source: Source) -> bool:
         head = source.head_text
-        return _KEY.search(head) is not None and not head.lstrip().startswith("{")
+        return bool(_KEY.search(head) or _ROW.search(head)) and not head.lstrip().startswith("{")
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         entries: dict[int, list[Mapping[str, Any]]] = {}
         for rank, document in _documents(text_lines(source, context)):
             for entry in _entries(document):
                 number = entry.get("rank", rank)
-                if isinstance(number, int) and len(entries.setdefault(number, [])) < MAX_ENTRIES:
-                    entries[number].append(entry)
+                if isinstance(number, int) and len(own := entries.setdefault(number, [])) < MAX_ENTRIES:
+                    again = bool(own) and all(own[-1].get(name) == entry.get(name) for name in _SAME if name in own[-1])
+                    own[-1:] = [{**own[-1], **entry}] if again else [*own[-1:], entry]
         shared = SharedParts()
         for rank, own in entries.items() if len(entries) > 1 else ():
             record, bad = flight_recorder({"entries": own, "version": "2.x"}, shared)
@@ -69,7 +85,7 @@ def _documents(lines: Iterable[str]) -> Iterator[tuple[int | None, Any]]:
     rank: int | None = None
     for text in lines:
         if not open_lines:
-            found = _OPENING.match(text)
+            found = _ROW.match(text) or _OPENING.match(text)
             if not found:
                 hints.observe(text)
                 rank = hints.rank if hints.updated else None if text.strip() and "ank" in text else rank
@@ -85,7 +101,7 @@ def _documents(lines: Iterable[str]) -> Iterator[tuple[int | None, Any]]:
         joined = "\n".join(open_lines) if _depth(text) <= 0 or len(open_lines) == 1 else ""
         if joined and _depth(joined) <= 0:
             open_lines, count = [], count + 1
-            if _KEY.search(joined) and (document := _parsed(joined)) is not None:
+            if (_KEY.search(joined) or _ROW.match(joined)) and (document := _parsed(joined)) is not None:
                 yield rank, document
 
 
@@ -99,10 +115,9 @@ def _parsed(text: str) -> Any:
     text = text[: max(text.rfind("}"), text.rfind("]")) + 1]
     if len(text) > MAX_DOCUMENT or not text or _nesting(text) > MAX_DEPTH:
         return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        pass
+    for form in (text, _DANGLING.sub("", _LEFT_OUT.sub("", text))):
+        with suppress(ValueError):
+            return json.loads(form)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a text may have invalid escapes
@@ -122,9 +137,25 @@ def _nesting(text: str) -> int:
 def _entries(document: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(document, dict) and isinstance(document.get("entries"), list):
         document = document["entries"]
+    if isinstance(document, list) and (row := _row(document)):
+        yield row
     for one in document[:MAX_ENTRIES] if isinstance(document, list) else (document,):
         if isinstance(one, dict) and isinstance(one.get("profiling_name"), str):
             yield _in_full(one)
+
+
+def _row(values: list[Any]) -> Mapping[str, Any] | None:
+    """The entry whose fields are these values. None: no call and number among them."""
+    texts = [value for value in values if isinstance(value, str)]
+    numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+    sizes = [value for value in values if isinstance(value, list) and value and isinstance(value[0], list)]
+    call = next((text for text in texts if _CALL.fullmatch(text)), None)
+    if call is None or len(numbers) != 1:
+        return None
+    state = next((text for text in texts if text in _STATES), None)
+    group = next((text for text in texts if text not in (call, state)), "unknown")
+    entry = {"profiling_name": call, "collective_seq_id": numbers[0], "process_group": [group], "state": state}
+    return {**entry, "input_sizes": sizes[0]} if sizes else entry
 
 
 def _in_full(entry: Mapping[str, Any]) -> Mapping[str, Any]:

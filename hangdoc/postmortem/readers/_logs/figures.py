@@ -61,7 +61,7 @@ _TOKEN = re.compile(
     r"|(?<![A-Za-z0-9_.])(?<!/s/)"
     r"(?P<kind>(?:global|world)[ _-]?rank|dp[ _-]?rank|rank|process|proc|gpu|cuda|device|card)s?"
     r"[\"']?[ _:=#\[(]{0,3}[\"']?(?P<number>\d{1,6})(?:\]|\))?(?!\w|/\d|\.\d|-\d)"
-    r"|(?<![A-Za-z0-9_.:/-])(?P<short>dp|rk|r|p)(?P<digit>\d{1,5})(?![\w./-])"
+    r"|(?:(?<![A-Za-z0-9_.:/-])(?P<short>dp|rk|r|p)|(?<=[\"'])(?P<key>rk|gr|r)[\"'] ?: ?)(?P<digit>\d{1,5})(?![\w./-])"
     r"|(?:(?<![\w.:/@#+-])|(?<=[\"']:))(?P<value>-?\d{1,15}(?:,\d{3}){0,4}(?:\.\d{1,20})?(?:[eE][+-]?\d{1,3})?)"
     rf"(?: ?(?P<unit>{UNIT})(?![\w/]|[ =:]{{1,3}}\d))?(?![\w:/]|\.\d|-\d)"
     rf"|(?<![\w.:/-])(?P<hash>{HEX})(?![\w/-]|\.\w)"
@@ -89,6 +89,7 @@ _PLACE = re.compile(  # how far the job is, which names no figure: `step 400`, `
 )
 _PRINTS = re.compile(r"^(?:and |so |then )?(?:i|we) (?:also |now |then )?(?:print|log|dump|compute|compared?)(?:ed)? ")
 _COUNTED = frozenset({"step", "steps", "iter", "iters", "iteration", "it", "update", "batch", "epoch", "at"})
+_SAYS_RANK = re.compile(r"\s{0,4}[\[(]?(?:world_|global_)?rank[ =:]{1,2}(\d{1,6})\b", re.IGNORECASE)
 _STATISTICS = re.compile(r"\b(?:min|max|avg|mean|median|std|p50|p99|slowdown)\b", re.IGNORECASE)
 _LEFT_OUT = re.compile(r"[\s\[\]|]{0,20}(?:\.{2,10}|\u2026)[\s\[\]|]{0,20}")  # rows of a list or table
 _HOST_ROW = re.compile(  # of a list below a heading, as in `throughput per node (tokens/s)`
@@ -136,6 +137,7 @@ def read_figures(
     extremes, breakdowns, parallelism, comparisons = Extremes(), Breakdowns(), Parallelism(), Comparisons()
     unequals, counts = Unequals(), ValueCounts()
     hosts = HostContext("\n".join(texts).encode())
+    ranks: dict[tuple[str | None, int], int] = {}  # by host and PID, as a line of the process says
     for number, raw in enumerate(texts, first):
         if len(raw) > MAX_LINE or len(found) >= MAX_FIGURES:
             continue
@@ -158,6 +160,10 @@ def read_figures(
         step = int(found_step[1]) if found_step else step_of_total(line.text)
         if raw.count("[rank") > 1:  # the rank of the first is no prefix of them all
             line = Line(raw.strip())
+        if line.pid is not None:
+            if line.rank is None and (own_rank := _SAYS_RANK.match(line.text)):
+                ranks[line.host, line.pid] = int(own_rank[1])
+            line = replace(line, rank=ranks.get((line.host, line.pid), line.rank))
         if line.rank is None and line.host is None and host is not None:
             line = replace(line, host=host)  # of the heading above
         block.parameters |= {one[1].lower() for one in _PARAMETER.finditer(raw)}
@@ -327,7 +333,7 @@ def _owners(match: re.Match[str]) -> tuple[Owner, ...]:
         kind = match["kind"]
         of = REPLICA if kind.startswith("dp") else GPU if kind in ("gpu", "cuda", "device", "card") else RANK
         return (Owner(of, str(int(match["number"]))),)
-    if match["short"]:
+    if match["short"] or match["key"]:
         return (Owner(REPLICA if match["short"] == "dp" else SHORT, str(int(match["digit"]))),)
     if match["plural"]:
         of = GPU if match["plural"] == "gpus" else RANK

@@ -4,6 +4,7 @@
 * `all_gather of step time: [0.21, 0.22]`, `tensor([0.21, 0.22], device='cuda:0')`: in the order of ranks, if the text
   says that the list goes over ranks
 * `next batch per rank (s): 0-8: 0.02, 9: 3.1, 10-15: 0.02`: pairs in one line
+* `step 3000  0-12: c2047be8  13: 8e91d35f  14-15: c2047be8`: checksums of all ranks, from 0, without the word
 * `0 -> 0.21` or `3 = 0.22` under such a name
 """
 
@@ -39,6 +40,12 @@ _ONE_ITEM = re.compile(_ITEM, re.IGNORECASE)
 _LIST = re.compile(r"(?:tensor\()?\[([-\d.,\seE+]{5,8000})\]")
 _PAIR = re.compile(rf"(?P<keys>\d{{1,6}}(?:-\d{{1,6}})?)\s?[:=]\s?(?P<value>{_VALUE})", re.IGNORECASE)
 _INLINE = re.compile(rf"(?<![\w.])(?:{_PLAIN_PAIR}\s?[,;]\s?){{2,256}}{_PLAIN_PAIR}(?=\W*$)", re.IGNORECASE)
+_CHECKSUM = rf"\d{{1,6}}(?:-\d{{1,6}})?\s?[:=]\s?{HEX}"
+_CHECKSUMS = re.compile(
+    rf"(?<![\w.:-])(?:{_CHECKSUM}(?:\s?[,;|]\s?|\s{{2,8}})){{0,256}}{_CHECKSUM}(?=\W*$)", re.IGNORECASE
+)
+_OF_WEIGHTS = re.compile(r"\b(?:params?|parameters?|weights?|model|replicas?|checksums?|hash|crc\d*|md5|sha\d*)\b")
+_PLACE = re.compile(r"\b(?:global[ _]?)?(?:step|iter(?:ation)?|epoch|update)s?[ :=#@]{1,4}\d{1,9}", re.IGNORECASE)
 _ROW = re.compile(
     rf"\W{{0,8}}(?P<key>\d{{1,6}})\s{{0,8}}(?:->|=>|=|:|\|)\s{{0,8}}(?P<value>{_VALUE})\W{{0,4}}", re.IGNORECASE
 )
@@ -77,6 +84,10 @@ def _in_line(text: str, heading: str) -> list[Value]:
     inline = _INLINE.search(text)
     if inline and (of := _of(text[: inline.start()])):
         return _pairs(inline[0], of, _name_before(text[: inline.start()], heading))
+    sums = _CHECKSUMS.search(text)
+    if sums and "-" in sums[0] and _are_all(sums[0]):
+        name = _name_before(_PLACE.sub(" ", text[: sums.start()]), heading)
+        return _pairs(sums[0], RANK, next(filter(_OF_WEIGHTS.search, name.split(", ")), name))
     row = _ROW.fullmatch(text)
     if row and (of := _of(heading)):
         value = cell_value(Owner(of, str(int(row["key"]))), heading, row["value"])
@@ -85,6 +96,12 @@ def _in_line(text: str, heading: str) -> list[Value]:
         if values := _sequence(found[1], text[: found.start()], heading):
             return values
     return []
+
+
+def _are_all(text: str) -> bool:
+    """True if the numbers and spans in front of the values are 0, 1, 2 and so on, each of them once."""
+    numbers = [number for item in _PAIR.finditer(text) for number in listed_numbers(item["keys"], MAX_ITEMS)]
+    return 1 < len(numbers) <= MAX_ITEMS and numbers == list(range(len(numbers)))
 
 
 def _pairs(text: str, of: str, name: str) -> list[Value]:
