@@ -26,14 +26,19 @@ VERDICTS = {  # sample -> playbook, ranks, PIDs and hosts at fault
     "call_chains/chains": ("checkpoint-stall", [(7, None, "unknown host")]),
     "call_chains/roll_call": ("rank-left", [(1, None, "unknown host")]),
     "call_chains/merged": ("rank-left", [(1, None, "unknown host")]),
+    "call_chains/native_rows": ("ranks-parted", [(2, None, "unknown host")]),
     "recorder_entries/json": ("rank-left", [(1, None, "unknown host")]),
     "recorder_entries/python": ("rank-left", [(2, None, "unknown host")]),
+    "recorder_entries/rows": ("collective-mismatch", [(1, None, "unknown host")]),
+    "network_tools/mtr": ("tcp-losses", [(None, None, "gx-07")]),
+    "network_tools/ping_french": ("degraded-port", [(None, None, "noeud-c")]),
     "ps/eo": ("stopped-process", [(None, 7011, "unknown host")]),
     "ps/aux": ("stuck-in-kernel", [(None, 4411, "unknown host")]),
     "ps/nfs": ("blocked-on-storage", [(1, 911, "unknown host")]),
     "ps/ef": ("rank-defunct", [(None, 5111, "unknown host")]),
     "kubernetes/pods": ("rank-killed", [(None, 1, "llm-worker-1")]),
     "kubernetes/describe": ("rank-killed", [(None, 1, "llm-worker-1")]),
+    "kubernetes/image": ("worker-not-started", [(None, None, "asr-worker-1")]),
     "kubernetes/pending": ("worker-not-started", [(None, None, "llm-worker-0")]),
     "hung_task/dmesg": ("blocked-on-storage", [(None, 4411, "unknown host")]),
 }
@@ -72,6 +77,19 @@ Status:           Running
     State:          Running
 Events:
   Warning  FailedScheduling  51m   default-scheduler  0/12 nodes are available: 12 Insufficient nvidia.com/gpu.
+""",
+    "a router that answers seldom": """\
+HOST: gx-01                       Loss%   Snt   Last   Avg  Best  Wrst StDev
+  1.|-- 10.9.0.1                  41.0%   500    0.2   0.2   0.1   1.9   0.1
+  2.|-- gx-07                      0.0%   500    0.3   0.3   0.2  14.1   0.9
+HOST: gx-01                       Loss%   Snt   Last   Avg  Best  Wrst StDev
+  1.|-- 10.9.0.1                  38.2%   500    0.2   0.2   0.1   1.4   0.1
+  2.|-- gx-08                      0.0%   500    0.2   0.2   0.1   0.9   0.0
+""",
+    "checksums of ranks that agree": """\
+crc32 of the params
+step 100   0-7: 5be0c771
+step 200   0-3: 19fa40d2   4-7: 19fa40d2
 """,
     "a task of no rank": "INFO: task kworker/u128:3:992 blocked for more than 122 seconds.\n",
     "a job list": """\
