@@ -1,7 +1,8 @@
 """Analysis `pace`: the straggler of a job that makes progress: which rank, by how much, and why if known.
 
 A straggler hardly waits while its peers wait for it, in every part of the window, and while steps go by. An occasional
-evaluation, checkpoint or pause on one rank does not make a straggler. A straggler also demands a core: a rank that
+evaluation, checkpoint or pause on one rank does not make a straggler, unless the job does little else again and again.
+A straggler also demands a core: a rank that
 sleeps may wait for something itself. It is one only if it sleeps for most of every step, while its peers are in a
 collective that needs the data of every rank: a retry with a backoff, a rate limit. In a broadcast they may wait for the
 next request by design.
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.compute.resources import ResourcesFacts
 from hangdoc.analysis.compute.wait_time import WaitTime, moves_throughout, unmoved_share, wait_times
-from hangdoc.analysis.compute.workload import in_each_step, more_work, same_code
+from hangdoc.analysis.compute.workload import in_each_step, more_work, rounds_alone, same_code
 from hangdoc.analysis.network.data_connections import is_even
 from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.phases import WAITING
@@ -41,6 +42,7 @@ from hangdoc.analysis.thresholds import (
     OFTEN_BLOCKED,
     PEERS_UNMOVED,
     RAN_IN_SLICE,
+    ROUNDS_ALONE,
     SLICE_S,
     VERY_LATE,
 )
@@ -64,6 +66,7 @@ class StragglerFacts:
     others_ran: float | None = None  # share of the slices in which its peers ran (median over peers)
     same_code: bool | None = None  # while its peers waited, it ran lines that they run too
     each_step: bool | None = None  # while its peers waited, it ran lines of its own, in every step
+    rounds: int = 0  # while its peers waited, it ran lines of its own this often at least, and met them in between
     late: bool | None = None  # it is the straggler: late in every part of the window, while steps go by
     mutual: bool | None = None  # its peers wait mostly in collectives where every rank waits for every other
     symmetric: bool | None = None  # its peers wait mostly in collectives that need the data of every rank
@@ -99,7 +102,8 @@ class StragglerDetector(Detector[StragglerFacts, None]):
             derived = _facts(case, key, waits[key], peers, facts[key])
             # Of peers that are always found in the same collective, the number of the late rank's step shows it, if it
             # is theirs, too: an evaluation counts its batches, but reaches nobody meanwhile.
-            steps_go_by = moving > moves[key] or bool(derived.each_step and moves[key] and _peers_step(case, key))
+            alone = derived.each_step or derived.rounds >= ROUNDS_ALONE
+            steps_go_by = moving > moves[key] or bool(alone and moves[key] and _peers_step(case, key))
             facts[key] = replace(derived, late=steps_go_by and _is_late(derived, progress))
         return facts, None
 
@@ -191,6 +195,7 @@ def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerF
         work=more_work(case, key) if share >= LATE_WITH_MORE_WORK else None,
         same_code=same_code(case, key) if share >= LATE_WITH_MORE_WORK else None,
         each_step=in_each_step(case, key) if share >= LATE_WITH_MORE_WORK else None,
+        rounds=rounds_alone(case, key) if share >= MOSTLY else 0,
     )
     return replace(facts, cause=_cause(facts, own, peers)) if share >= LATE_WITH_MORE_WORK else facts
 
@@ -240,7 +245,9 @@ def _is_late(facts: StragglerFacts, progress: ProgressJob) -> bool:
     share, least = facts.late_share or 0.0, facts.late_least or 0.0
     if facts.doing == "idle":
         return bool(facts.symmetric and facts.each_step) and share >= HALF and least >= VERY_LATE
-    if facts.slept or not _in_every_step(facts, progress):
+    # Where it works alone most of the time, again and again, the job is slow, though not in every step.
+    often = facts.rounds >= ROUNDS_ALONE and share >= MOSTLY
+    if facts.slept or not (often or _in_every_step(facts, progress)):
         return False
     threshold = _threshold(facts)
     return threshold is not None and share >= threshold and least >= IN_EACH_PART * threshold

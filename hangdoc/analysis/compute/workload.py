@@ -119,6 +119,29 @@ def in_each_step(case: Case, key: Key) -> bool:
     return any(_counts_by_one(values, name in steps) for name, values in seen.items() if len(values) >= enough)
 
 
+def rounds_alone(case: Case, key: Key) -> int:
+    """How often, at least, a rank ran lines of its own while most of its peers waited, and then met them again.
+
+    That is the number of values of a number that grows in a loop in which the ranks meet: of the steps 6, 12 and 18,
+    where it works alone after every sixth step.
+    """
+    seen: dict[tuple[str, str], list[float]] = defaultdict(list)
+    meets = sum((_meets(case, rank) for rank in case.ranks), Counter())
+    for look in _waited_for(case, key):
+        if _is_shared(case, key, look):
+            continue
+        around: _Loops = ()
+        for depth in look.path.own:
+            step = look.thread[depth]
+            around += tuple(loops_around([step]))
+            if not around or all(meet.loops[: len(around)] != around for meet in meets):
+                continue
+            for variable in step.variables.values():
+                if variable.kind == "int" and variable.number is not None:
+                    seen[step.function, variable.name].append(variable.number)
+    return max((len(set(values)) for values in seen.values() if values == sorted(values)), default=0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Meet:
     """A collective that a rank was seen in."""

@@ -14,6 +14,7 @@ from itertools import islice
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.data.storage import FOR_THREADS, HANDS_OUT, REMOTE
 from hangdoc.analysis.data.workers import is_stall
+from hangdoc.analysis.locks.mutexes import lock_kept
 from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.stack import StackFacts
@@ -43,6 +44,7 @@ class ChainFacts:
     """The chain of waits that starts at one rank. None: it waits for nothing outside itself, or was not seen."""
 
     text: str | None = None  # "waits on a pipe from PID 71 (curl), which reads from 10.0.0.7:443: no byte for 14 s"
+    lock: str | None = None  # its main thread waits for this lock, and the chain starts at the thread that keeps it
     way: str | None = None  # what the rank itself waits for: pipe | fifo | unix | tcp | child | lock | file | other
     writes: bool | None = None  # it waits to write
     # stopped | dead | locked | nobody: has the other end open | disk | silent: a server | circle: the rank itself |
@@ -78,7 +80,7 @@ def _facts(case: Case, key: Key) -> ChainFacts:
     if not series:
         return UNSEEN
     chain = series[-1][1]
-    roots = _roots(case, key, chain)
+    roots, lock = _roots(case, key, chain)
     graph = _Graph(case, key, {one.pid: one for one in chain.others}, _busy(case, key, series), _polling(series))
     paths = list(islice((path for root in roots for path in graph.paths(root)), MAX_PATHS))
     if not paths:
@@ -101,7 +103,9 @@ def _facts(case: Case, key: Key) -> ChainFacts:
     stuck = silent or (certain and is_stall(case, watched_s))
     other = last if last is not None and last.pid != key[1] else None
     return ChainFacts(
-        text=_text(case, key, links, end, last, silent_s),
+        text=(f"waits for {lock}, which a thread keeps that " if lock else "")
+        + _text(case, key, links, end, last, silent_s),
+        lock=lock,
         way=links[0][1].way,
         writes=links[0][0].writes,
         end=end,
@@ -137,16 +141,18 @@ def _start(chain: Chain) -> frozenset[tuple[int, str, frozenset[tuple[str, str, 
     )
 
 
-def _roots(case: Case, key: Key, chain: Chain) -> list[Waiter]:
-    """The thread that stands for the rank, or else the threads that it waits for."""
+def _roots(case: Case, key: Key, chain: Chain) -> tuple[list[Waiter], str | None]:
+    """The thread that stands for the rank, or else the threads that it waits for, and the lock for which it does."""
     thread = judged_thread(case, key)
     tid = thread.stack.tid if thread is not None else key[1]
     own = [one for one in chain.threads if one.tid == tid and one.awaits]
     if own:
-        return own
+        return own, None
+    if kept := lock_kept(case, key, tid):
+        return [one for one in chain.threads if one.tid == kept[1] and one.awaits], kept[0]
     stack = case.facts(StackFacts)[key]
     waits = FOR_THREADS.search(stack.op or "") or stack.op in ("select", "poll") or stack.phase == "input"
-    return [one for one in chain.threads if one.awaits] if waits else []
+    return [one for one in chain.threads if one.awaits] if waits else [], None
 
 
 def _busy(case: Case, key: Key, series: Sequence[tuple[float, Chain]]) -> Collection[int]:

@@ -116,6 +116,23 @@ def _polls_queue(stack: Stack) -> bool:
     return any(frame.function == "get" and frame.file.endswith("/queue.py") for frame in frames)
 
 
+def lock_kept(case: Case, key: Key, tid: int) -> tuple[str, int] | None:
+    """The lock that a thread waits for, and the thread that keeps it: the last one of the chain, if that waits for no
+    lock itself. None: it waits for no lock, or the holder is not known.
+    """
+    stacks, locks = case.record(key, "stacks"), case.record(key, "locks")
+    if not isinstance(stacks, Stacks) or not isinstance(locks, Locks):
+        return None
+    threads = Threads(stacks, locks, frozenset(locks.parked), {})
+    if tid not in threads.waits:
+        return None
+    seen, holder = {tid}, threads.owner(tid)
+    while holder in threads.waits and holder not in seen:
+        seen.add(holder)
+        holder = threads.owner(holder)
+    return (threads.waits[tid].name, holder) if holder and holder not in seen else None
+
+
 def waits_for_thread(stack: Stack) -> bool:
     """True if only another thread of the process can end the wait that a thread is in."""
     innermost = next((frame for frame in stack.frames if not frame.native), None)

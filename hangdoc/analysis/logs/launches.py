@@ -55,7 +55,7 @@ class LaunchesDetector(Detector[object, LaunchesJob]):
         if all(one.get("nnodes") == ALONE for one in by_owner.values()) and not _one_store(by_owner):
             return {}, LaunchesJob()  # jobs of one host each
         found = _all_apart(by_owner) or next(_differences(by_owner), None) or _own_numbers(by_owner)
-        found = found or _own_store(by_owner) or _all_local(by_owner, ranks_per_host(case))
+        found = found or _own_store(by_owner) or _strays(by_owner) or _all_local(by_owner, ranks_per_host(case))
         return {}, found or LaunchesJob()
 
 
@@ -86,6 +86,22 @@ def _all_local(by_owner: Mapping[str, Settings], per_host: int | None) -> Launch
     what = "launchers" if tasks else "ranks"
     text = f"{what} of {hosts or len(values)} hosts use their own host: {_sides(name, values, ())}"
     return LaunchesJob(text, (), True, True)
+
+
+def _strays(by_owner: Mapping[str, Settings]) -> LaunchesJob | None:
+    """Hosts that look for the store on themselves, while two others or more look for it on one of those."""
+    values = {
+        owner: _PORT.sub("", one.get("master_addr") or one.get("rdzv_endpoint", "")) for owner, one in by_owner.items()
+    }
+    local = [owner for owner, value in values.items() if _LOCAL.match(value)]
+    named = Counter(_bare(value) for owner, value in values.items() if owner not in local)
+    if len(named) != 1 or sum(named.values()) < COMPARABLE_RANKS - 1:
+        return None
+    server = next(iter(named))
+    odd = [owner for owner in local if _bare(owner) != server]
+    if not odd or server not in map(_bare, by_owner):
+        return None
+    return LaunchesJob(_sides("master_addr", values, odd), _suspects(odd), True)
 
 
 def _one_job(by_owner: Mapping[str, Settings]) -> bool:

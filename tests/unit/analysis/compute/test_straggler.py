@@ -276,6 +276,23 @@ def test_work_of_one_rank_only_is_straggling_if_it_is_in_each_step(
     assert (facts.ranks[0].pace.each_step, facts.ranks[0].pace.late) == (late, late)
 
 
+@pytest.mark.parametrize(
+    ("every_looks", "peers", "late"),
+    [
+        (4, 0.05, True),
+        (4, 0.3, False),  # the ranks train together for a third of the time
+        (12, 0.05, False),  # seen twice: the third time may be far off
+    ],
+)
+def test_work_of_one_rank_only_in_every_tenth_step(stage: Stage, every_looks: int, peers: float, late: bool) -> None:
+    facts = watched(
+        stage,
+        lambda look: Doing(0.98, waits=False, state="R", step=10 * (look // every_looks), alone=True),
+        lambda look: Doing(peers, step=0),
+    )
+    assert (facts.ranks[0].pace.each_step, facts.ranks[0].pace.late) == (False, late)
+
+
 EPOCHS = """\
 def fit(x):
     for epoch in range(1000):
