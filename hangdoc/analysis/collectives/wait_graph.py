@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.collectives.wait_targets import Group, Posted, Wait, posted, waits
 from hangdoc.analysis.ranks.call_path import Thread
-from hangdoc.analysis.ranks.divergence import DivergenceFacts
+from hangdoc.analysis.ranks.divergence import DivergenceFacts, DivergenceJob
 from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import ProcessGroups, limits
@@ -60,10 +60,12 @@ class WaitGraphJob:
 
     groups: int  # distinct groups in which a rank waits
     cycle: tuple[int, ...]  # ranks that wait for each other in a cycle
+    same_call: bool  # all of the cycle wait in the same operation, at the same line
     mixed: bool  # the cycle contains both collectives and sends or receives
     strayed: tuple[int, ...]  # of a mixed cycle: the few that went on to a collective
     # Of a cycle without these: the pair whose send and receive cannot match, or one rank; empty: unknown.
     parted: tuple[int, ...]
+    uneven: tuple[int, ...]  # of the cycle: those whose loop runs another number of times than that of most ranks
     roots: tuple[int, ...]  # ranks that others wait for and that wait for nobody
     crossed: bool  # in some group every member waits, but not in the same operation or at the same site
     crossed_by: str | None  # operation | site
@@ -111,8 +113,11 @@ class GroupAnalysis(Analysis[WaitGraphFacts, WaitGraphJob]):
         cache = FactsCache(graph)
         places = {numbers[key]: thread for key in found if key in numbers and (thread := judged_thread(case, key))}
         facts = {key: cache.of(numbers.get(key, UNKNOWN), found.get(key)) for key in case.ranks}
-        outliers = {numbers[key] for key, own in case.facts(DivergenceFacts).items() if own.outlier and key in numbers}
-        return facts, _job(graph, places, outliers)
+        apart = {
+            numbers[key]: own for key, own in case.facts(DivergenceFacts).items() if own.outlier and key in numbers
+        }
+        uneven = () if case.job(DivergenceJob).tied else [rank for rank, own in apart.items() if own.size_bounds]
+        return facts, _job(graph, seen, places, apart, uneven)
 
 
 def _wait_graph(waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts], started: Started) -> WaitGraph:
@@ -126,7 +131,13 @@ def _wait_graph(waiting: Mapping[int, Wait], seen: Mapping[int, StackFacts], sta
     return WaitGraph(waiting, started, members, matched, edges, _ranks(roots), behind, blocked_on)
 
 
-def _job(graph: WaitGraph, places: Mapping[int, Thread], outliers: Collection[int]) -> WaitGraphJob:
+def _job(
+    graph: WaitGraph,
+    seen: Mapping[int, StackFacts],
+    places: Mapping[int, Thread],
+    outliers: Collection[int],
+    uneven: Collection[int],
+) -> WaitGraphJob:
     crossed = [members.crossed_by for members in graph.members.values() if members.crossed_by]
     collective = [wait.group for wait in graph.waiting.values() if not wait.p2p and wait.group is not None]
     cycle = _ranks(cycle_nodes(graph.edges))
@@ -134,9 +145,11 @@ def _job(graph: WaitGraph, places: Mapping[int, Thread], outliers: Collection[in
     return WaitGraphJob(
         groups=len(graph.members),
         cycle=cycle,
+        same_call=len({(seen[rank].op, seen[rank].site) for rank in cycle}) == 1,
         mixed=len({graph.waiting[rank].p2p for rank in cycle}) > 1,
         strayed=strayed,
         parted=() if strayed else _parted(cycle, graph, places),
+        uneven=tuple(rank for rank in cycle if rank in uneven),
         roots=graph.roots,
         crossed=bool(crossed),
         crossed_by=min(crossed, default=None),

@@ -10,6 +10,7 @@ next request by design.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +43,7 @@ from hangdoc.analysis.thresholds import (
     OFTEN_BLOCKED,
     PEERS_UNMOVED,
     RAN_IN_SLICE,
+    ROUND_ALONE_S,
     ROUNDS_ALONE,
     SLICE_S,
     VERY_LATE,
@@ -246,7 +248,8 @@ def _is_late(facts: StragglerFacts, progress: ProgressJob) -> bool:
     if facts.doing == "idle":
         return bool(facts.symmetric and facts.each_step) and share >= HALF and least >= VERY_LATE
     # Where it works alone most of the time, again and again, the job is slow, though not in every step.
-    often = facts.rounds >= ROUNDS_ALONE and share >= MOSTLY
+    rounds = facts.rounds if facts.rounds >= ROUNDS_ALONE else 0
+    often = share >= MOSTLY and (progress.window_s or math.inf) <= rounds * ROUND_ALONE_S
     if facts.slept or not (often or _in_every_step(facts, progress)):
         return False
     threshold = _threshold(facts)

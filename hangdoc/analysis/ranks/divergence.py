@@ -55,6 +55,7 @@ class DivergenceFacts:
     size: str | None = None  # another number or length that differs from the reference: "n", "len(shard)"
     size_here: float | None = None  # its value on this rank
     size_other: float | None = None  # its value on the reference side
+    size_bounds: bool | None = None  # `loop` runs as often as that says: "for m in range(n):"
     same_operation: bool | None = None  # it waits in the same operation as the reference
     beside_gpu: bool | None = None  # the reference waits for the GPU: what for is not seen
     same_site: bool | None = None  # it is at the same line of user code as the reference
@@ -288,6 +289,7 @@ def _facts(
         size=length.name if length else None,
         size_here=length.here if length else None,
         size_other=length.there if length else None,
+        size_bounds=_names(relation.loop.header, length.name) if length and relation.loop else None,
         same_operation=stack[key].op == stack[first].op and bool(stack[key].waits),
         beside_gpu=stack[first].on_gpu,
         same_site=_at_one_site(stack[key], stack[first], relation, own),
@@ -303,6 +305,12 @@ def _at_one_site(own: StackFacts, peer: StackFacts, relation: Relation, path: St
         return own.op == peer.op
     split = relation.own is not None and relation.peer is not None and relation.own.line != relation.peer.line
     return not split or any(not is_library(step.file) for step in path)
+
+
+def _names(header: str, variable: str) -> bool:
+    """True if the header of a loop names this variable, or the one whose length it is."""
+    variable = variable.removeprefix("len(").removesuffix(")")
+    return re.search(rf"(?<![\w.]){re.escape(variable)}(?!\w)", header) is not None
 
 
 def _condition(branch: Branch) -> str:
