@@ -1,12 +1,11 @@
 """Train a classifier of tabular records with DDP; one rank keeps statistics of the features and exports them.
 
-torchrun --nproc-per-node 3 reproducer.py [--variant order|died|twice|pool|sorted]
+torchrun --nproc-per-node 3 reproducer.py [--variant order|died|twice|pool]
 """
 
 import argparse
 import json
 import os
-import subprocess
 import tempfile
 import threading
 import time
@@ -122,31 +121,6 @@ class Replay:
             del self.samples[self.most // 2 :]
 
 
-class Ledger:
-    """Values of a feature, in a file that another thread gives to sort(1)."""
-
-    def __init__(self, path):
-        self.path = path
-        self.mutex = threading.Lock()
-
-    def add(self, batch):
-        with self.mutex, open(self.path, "a") as file:
-            file.writelines(f"{value:.12f}\n" for value in batch.flatten().tolist())
-
-    def sort(self):
-        with self.mutex:
-            child = subprocess.Popen(["sort", "-n", self.path], stdout=subprocess.PIPE)
-            if child.wait() == 0:
-                with open(self.path, "wb") as file:
-                    file.write(child.stdout.read())
-
-
-def keep_sorting(ledger):
-    while True:
-        ledger.sort()
-        time.sleep(0.5)
-
-
 class Preprocessor:
     """Normalises features in a pool, column by column; every column's scale is guarded by itself."""
 
@@ -179,7 +153,7 @@ def batches(seed):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=("order", "died", "twice", "pool", "sorted"), default="order")
+    parser.add_argument("--variant", choices=("order", "died", "twice", "pool"), default="order")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -191,7 +165,6 @@ def main():
     folder = tempfile.mkdtemp()
     statistics = Statistics(Sink(folder))
     vocabulary, replay, preprocess = Vocabulary(), Replay(), Preprocessor()
-    ledger = Ledger(os.path.join(folder, "values.txt"))
     for it, (x, y) in enumerate(batches(rank)):
         started = keeper and it >= WARM_UP
         if args.variant == "order" and keeper:
@@ -202,10 +175,6 @@ def main():
             if it == WARM_UP:
                 threading.Thread(target=vocabulary.prune, name="pruner", daemon=True).start()
             vocabulary.add(x)
-        elif args.variant == "sorted" and keeper:
-            if it == WARM_UP:
-                threading.Thread(target=keep_sorting, args=(ledger,), name="sorter", daemon=True).start()
-            ledger.add(x)
         elif args.variant == "pool" and started:
             x = preprocess(x, [(0, 1), (1, 0)])
         losses = criterion(net(x), y)
