@@ -1,8 +1,9 @@
 """Probe `stacks`: the Python threads of every rank, with the local variables of their frames, by py-spy.
 
 Nonblocking: a running rank is never paused. Native frames need a pause, so only a rank that has stopped gets them. A
-LOOK reuses the previous stacks of a rank if none of its threads has run since. Dataloader and pool workers are dumped
-as well when their rank waits for them.
+LOOK reuses the previous stacks of a rank if none of its threads has run since. Where an event loop of asyncio waits,
+the coroutines of its main task are shown above it, as if it had called them. Dataloader and pool workers are dumped as
+well when their rank waits for them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from subprocess import Popen
 from typing import Any
 
 from hangdoc.evidence import Frame, Helper, Io, Process, Stack, Stacks, Target, Tensor, Unseen, Variable
-from hangdoc.introspect import local_variables, py_spy
+from hangdoc.introspect import coroutines, local_variables, py_spy
 from hangdoc.introspect.frames import main_stack, short_name
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.module_globals import Globals
@@ -42,6 +43,7 @@ _HELPER_WAITS = re.compile(
     r"torch/utils/data/|/multiprocess(ing)?/((pool|queues|connection|synchronize|managers)\.py:|process\.py:join$)"
     r"|concurrent/futures/|/joblib/|/loky/|/datasets/|/webdataset/|subprocess\.py:"
 )
+_LOOP = re.compile(r"/lib/python3[^/]*/(?:selectors|asyncio/base_events)\.py$")
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*[a-z]?")
 _SERVICE = re.compile(r"resource_tracker|semaphore_tracker|forkserver")
 _ORDER = {"lock": 1, "semaphore": 3, "poll": 4, "file": 2, "time": 2}  # by what they sleep in, likely culprits first
@@ -97,7 +99,8 @@ class StacksProbe:
                 whole = spy.dump(pid)
             finally:
                 took_s[pid] = time.monotonic() - began_s
-            dump = whole if isinstance(whole, py_spy.Beyond) else _oldest(whole)  # Beyond is bounded already
+            # Beyond is bounded already.
+            dump = whole if isinstance(whole, py_spy.Beyond) else _with_coroutines(pid, _oldest(whole))
             self._left_out[pid] = len(whole) - len(dump)
             known[pid] = _known(pid, dump)  # at once: a running rank soon reuses the addresses
             return dump
@@ -116,6 +119,7 @@ class StacksProbe:
         unseen: list[Unseen] = []
         for target in (target for target in request.targets if target.pid not in same):
             native, dump = natives.get(target.pid), dumps.get(target.pid)
+            native = _with_coroutines(target.pid, native) if isinstance(native, list) else native
             best = native if isinstance(native, list) else dump
             if isinstance(best, list):
                 seen = _known(target.pid, best) if best is native else known[target.pid]
@@ -166,6 +170,31 @@ def _oldest(dump: Dump) -> Dump:
         return dump
     main = [thread for thread in dump if thread["thread_name"] == "MainThread"][:1]
     return [*[thread for thread in dump if thread not in main][len(main) - _THREADS :], *main]
+
+
+def _with_coroutines(pid: int, dump: Dump) -> Dump:
+    """The dump with the coroutines that an event loop waits for, in front of the frames of the loop."""
+    return [_awaiting(pid, thread) if _loops(thread) else thread for thread in dump]
+
+
+def _loops(thread: Mapping[str, Any]) -> bool:
+    """True if a thread is in an event loop of asyncio that waits for events."""
+    python = [frame for frame in thread["frames"] if frame["module"] is None][:2]
+    return [bool(_LOOP.search(frame["filename"])) for frame in python] == [True, True]
+
+
+def _awaiting(pid: int, thread: Mapping[str, Any]) -> dict[str, Any]:
+    frames = thread["frames"]
+    tasks = (
+        local["addr"]
+        for frame in frames
+        if frame["name"].rpartition(".")[2] == "run_until_complete"
+        for local in frame["locals"] or ()
+        if local["name"] == "future" and local["addr"]
+    )
+    at = next(number for number, frame in enumerate(frames) if frame["module"] is None)
+    found = coroutines.awaiting(pid, task) if (task := next(tasks, None)) else []
+    return {**thread, "frames": [*frames[:at], *found, *frames[at:]]}
 
 
 def _known(pid: int, dump: Dump) -> Known:
