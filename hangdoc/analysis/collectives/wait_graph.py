@@ -9,7 +9,7 @@ the graph has no edge: such a group is `crossed`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -60,7 +60,8 @@ class WaitGraphJob:
 
     groups: int  # distinct groups in which a rank waits
     cycle: tuple[int, ...]  # ranks that wait for each other in a cycle
-    same_call: bool  # all of the cycle wait in the same operation, at the same line
+    # All of the cycle wait in the same operation at the same line, or all in a send, so that none receives.
+    same_call: bool
     mixed: bool  # the cycle contains both collectives and sends or receives
     strayed: tuple[int, ...]  # of a mixed cycle: the few that went on to a collective
     # Of a cycle without these: the pair whose send and receive cannot match, or one rank; empty: unknown.
@@ -145,7 +146,7 @@ def _job(
     return WaitGraphJob(
         groups=len(graph.members),
         cycle=cycle,
-        same_call=len({(seen[rank].op, seen[rank].site) for rank in cycle}) == 1,
+        same_call=_same_call([seen[rank] for rank in cycle]),
         mixed=len({graph.waiting[rank].p2p for rank in cycle}) > 1,
         strayed=strayed,
         parted=() if strayed else _parted(cycle, graph, places),
@@ -155,6 +156,11 @@ def _job(
         crossed_by=min(crossed, default=None),
         hidden=tuple(sorted({rank for group in collective for rank in graph.members[group].hidden})),
     )
+
+
+def _same_call(cycle: Sequence[StackFacts]) -> bool:
+    sends = bool(cycle) and all(one.op in ("send", "isend", "send_object_list") for one in cycle)
+    return sends or len({(one.op, one.site) for one in cycle}) == 1
 
 
 def _number(case: Case, key: Key) -> int | None:

@@ -184,6 +184,19 @@ def test_a_cycle_closed_by_a_collective(ranks: list[At], mixed: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ranks", "same"),
+    [
+        ([p2p(RECV, src=1), p2p(RECV, src=0)], True),
+        ([p2p(RECV, src=1), p2p(RECV, src=0, line=20)], False),  # one of them may be one too many
+        ([p2p(SEND, dst=1), p2p(SEND, dst=0, line=20)], True),  # none receives, whatever the order should be
+    ],
+)
+def test_calls_of_a_cycle_that_are_alike(ranks: list[At], same: bool) -> None:
+    job = facts(*ranks).job.wait_graph
+    assert (job.cycle, job.same_call, job.uneven) == ((0, 1), same, ())
+
+
+@pytest.mark.parametrize(
     ("ranks", "strayed"),
     [
         pytest.param(
