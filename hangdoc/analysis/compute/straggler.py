@@ -2,10 +2,9 @@
 
 A straggler hardly waits while its peers wait for it, in every part of the window, and while steps go by. An occasional
 evaluation, checkpoint or pause on one rank does not make a straggler, unless the job does little else again and again.
-A straggler also demands a core: a rank that
-sleeps may wait for something itself. It is one only if it sleeps for most of every step, while its peers are in a
-collective that needs the data of every rank: a retry with a backoff, a rate limit. In a broadcast they may wait for the
-next request by design.
+A straggler also demands a core: a rank that sleeps may wait for something itself. It is one only if it sleeps for most
+of every step, while its peers are in a collective that needs the data of every rank: a retry with a backoff, a rate
+limit. In a broadcast they may wait for the next request by design.
 """
 
 from __future__ import annotations
