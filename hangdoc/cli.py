@@ -58,6 +58,10 @@ def _main(work: Callable[[], int], own_signals: bool = False) -> NoReturn:
         code = INTERRUPTED
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else CANNOT_TELL if stopped.code else 0
+    except Exception:
+        if not termination.begun:
+            raise
+        code = INTERRUPTED  # the cleanup after a signal failed
     termination.leave_if_begun()
     sys.exit(code)
 
@@ -87,8 +91,9 @@ def _invoke(arguments: list[str]) -> int:
 
 def _complain(error: Exception) -> int:
     """Print the error and its remedy to stderr; returns the exit code."""
-    if isinstance(error.__cause__, (KeyboardInterrupt, SystemExit)):
-        return INTERRUPTED  # a signal inside __set_name__: CPython before 3.12 raises a RuntimeError from it
+    if isinstance(error.__context__, (KeyboardInterrupt, SystemExit)):
+        # The cleanup after a signal failed, or it came inside __set_name__: CPython before 3.12 raises a RuntimeError.
+        return INTERRUPTED
     import typer
 
     from hangdoc.errors import HangdocError

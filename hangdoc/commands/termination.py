@@ -41,6 +41,11 @@ class Termination:
         sys.unraisablehook = _report_unraisable
         threading.Thread(target=self._watch, args=(handled,), name="ending", daemon=True).start()
 
+    @property
+    def begun(self) -> bool:
+        """True after a signal."""
+        return self._code is not None
+
     def leave_if_begun(self) -> None:
         """After a signal, exit at once; call it when the cleanup is done.
 
