@@ -16,7 +16,7 @@ import platform
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -104,23 +104,20 @@ class LockFileProbe:
             return _Wait("kernel", (kernel,))
         kind, frames, hops = _waiting_frames(main, records.get("source"))
         if not kind:
-            return self._databases(target) if _naps(target.pid, main, records.get("source")) else None
+            if not _naps(target.pid, main, records.get("source")):
+                return None
+            files = _open_files(target.pid)
+            return self._keep(target, "database", files, lambda: _databases(target.pid, files))
         candidates = tuple(_path_objects(frames, hops))
-        key = (target.start_ticks, kind, candidates)
-        if target.pid not in self._kept or self._kept[target.pid][0] != key:
-            texts = (text for address, far in candidates for text in self._strings(target, address, far))
-            self._kept[target.pid] = key, _Wait(kind, tuple(dict.fromkeys(filter(_is_path, texts))))
-        return self._kept[target.pid][1]
+        texts = (text for address, far in candidates for text in self._strings(target, address, far))
+        return self._keep(target, kind, candidates, lambda: filter(_is_path, texts))
 
-    def _databases(self, target: Target) -> _Wait | None:
-        descriptors = procfs.numbers(f"/proc/{target.pid}/fd", _MAX_OPEN)
-        links = {procfs.link(f"/proc/{target.pid}/fd/{fd}") or "" for fd in descriptors}
-        files = sorted(link for link in links if link.startswith("/") and not link.startswith(_NO_DATABASES))
-        key = (target.start_ticks, "database", tuple(files))
+    def _keep(self, target: Target, kind: str, origin: object, paths: Callable[[], Iterable[str]]) -> _Wait:
+        """The wait, whose paths are looked for anew only if what they come from has changed."""
+        key = (target.start_ticks, kind, origin)
         if target.pid not in self._kept or self._kept[target.pid][0] != key:
-            self._kept[target.pid] = key, _Wait("database", tuple(_databases(target.pid, files)))
-        wait = self._kept[target.pid][1]
-        return wait if wait.paths else None
+            self._kept[target.pid] = key, _Wait(kind, tuple(dict.fromkeys(paths())))
+        return self._kept[target.pid][1]
 
     def _look(self, target: Target, wait: _Wait) -> LockFile:
         found = TargetFiles(target.pid).each(wait.paths, os.fstat)
@@ -162,7 +159,9 @@ class LockFileProbe:
         at, pids, hidden = self._holders.get(key, (0.0, (), 0))
         if time.monotonic() - at > _HOLDERS_CACHE_S:
             pids, hidden = _search(os.path.basename(path), made, lock)
-            self._holders = {key: (time.monotonic(), pids, hidden)}
+            now = time.monotonic()
+            self._holders = {one: kept for one, kept in self._holders.items() if now - kept[0] <= _HOLDERS_CACHE_S}
+            self._holders[key] = (now, pids, hidden)
         return tuple(pid for pid in pids if _is_alive(pid)), hidden
 
     def _strings(self, target: Target, address: int, hops: int) -> Iterator[str]:
@@ -195,6 +194,12 @@ def _naps(pid: int, main: Stack, source: object) -> bool:
         return False
     place = source.places.get(f"{frame.file}:{frame.line}") if isinstance(source, Source) else None
     return place is None or not any(name.endswith(("sleep", "wait")) for name in place.calls)
+
+
+def _open_files(pid: int) -> tuple[str, ...]:
+    """Paths of what a process has open, sorted; without what cannot be a database."""
+    links = {procfs.link(f"/proc/{pid}/fd/{fd}") or "" for fd in procfs.numbers(f"/proc/{pid}/fd", _MAX_OPEN)}
+    return tuple(sorted(link for link in links if link.startswith("/") and not link.startswith(_NO_DATABASES)))
 
 
 def _databases(pid: int, links: Sequence[str]) -> Iterator[str]:

@@ -15,14 +15,13 @@ from typing import Any
 from hangdoc.introspect.interpreter import find
 from hangdoc.introspect.memory import Memory, Unreadable
 from hangdoc.introspect.objects import Objects
-from hangdoc.introspect.thread_states import LAYOUTS, Changed, Code, ThreadStates
+from hangdoc.introspect.thread_states import LAYOUTS, TAG, Changed, Code, ThreadStates, py_spy_frame
 
 DEADLINE_S = 0.1  # of one task
 _MAX_FRAMES = 64
 _OBJECT_BYTES = 512  # read of a task or a coroutine
 _TOP = 2  # values of a frame's stack, of which one is awaited
 _MAX_VALUES = 4096  # of a frame: its variables and its stack
-_TAG = 3  # bits of a _PyStackRef that are not part of the address (3.14)
 _TASK, _COROUTINE, _WAITER = "_asyncio.Task", "coroutine", "_asyncio.FutureIter"
 _FUTURE = 16  # of a FutureIter
 _VALUES, _COUNT = 72, 64  # of an interpreter frame: its values, and their number (int)
@@ -39,7 +38,7 @@ def awaiting(pid: int, task: int) -> list[dict[str, Any]]:
         if interpreter is None or layout is None:
             return []
         states = ThreadStates(memory, interpreter, layout, time.monotonic() + DEADLINE_S)
-        return [_frame(code, at) for code, at in _Reader(memory, interpreter.version, states).frames(task)][::-1]
+        return [py_spy_frame(code, at) for code, at in _Reader(memory, interpreter.version, states).frames(task)][::-1]
     except (Unreadable, struct.error, Changed):
         return []
 
@@ -81,16 +80,16 @@ class _Reader:
             frame = self._memory.word(coroutine + _FRAME_310)
             return self._at(frame) if frame else None
         words = list(self._memory.words(coroutine, _OBJECT_BYTES // 8))
-        codes = set(self._states.code_objects([one & ~_TAG for one in words]))
+        codes = set(self._states.code_objects([one & ~TAG for one in words]))
         for number, one in enumerate(words):
             frame = coroutine + 8 * number - layout.code
-            if one & ~_TAG in codes and frame > coroutine and (found := self._at(frame)):
+            if one & ~TAG in codes and frame > coroutine and (found := self._at(frame)):
                 return found
         return None
 
     def _at(self, frame: int) -> tuple[int, Code, int] | None:
         layout = self._states.layout
-        address = self._memory.word(frame + layout.code) & ~_TAG
+        address = self._memory.word(frame + layout.code) & ~TAG
         if address not in self._states.code_objects([address]):
             return None
         code = self._states.code(address)
@@ -115,15 +114,8 @@ class _Reader:
         if not 0 < count <= _MAX_VALUES:
             return None
         top = min(count, _TOP)
-        values = [value & ~_TAG for value in self._memory.words(end - 8 * top, top)][::-1]
+        values = [value & ~TAG for value in self._memory.words(end - 8 * top, top)][::-1]
         if coroutine := self._first(values, _COROUTINE):
             return coroutine
         waiter = self._first(values, _WAITER)
         return self._coroutine(self._memory.word(waiter + _FUTURE)) if waiter else None
-
-
-def _frame(code: Code, instruction: int) -> dict[str, Any]:
-    return {
-        "name": code.name, "filename": code.file, "module": None, "short_filename": None,
-        "line": code.line(instruction) or 0, "locals": None,
-    }  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 from hangdoc.introspect.frames import INNERMOST, OUTERMOST
 from hangdoc.introspect.interpreter import Interpreter, find
 from hangdoc.introspect.memory import Memory, Unreadable
-from hangdoc.introspect.thread_states import LAYOUTS, Changed, Code, Layout, ThreadStates, word
+from hangdoc.introspect.thread_states import LAYOUTS, TAG, Changed, Layout, ThreadStates, py_spy_frame, word
 from hangdoc.system import procfs
 
 MAX_FRAMES = 4096  # of a thread that py-spy can read
@@ -26,7 +26,6 @@ _ATTEMPTS = 3  # the process keeps running: its threads come and go
 _PAGE, _PAGES = 4096, 16  # pages read at once: the callers of a frame lie below it
 _FRAME_BYTES = 104
 _SHIMS = (3, 4)  # FRAME_OWNED_BY_INTERPRETER, FRAME_OWNED_BY_CSTACK: no Python frames
-_TAG = 3  # bits of a _PyStackRef that are not part of the address (3.14)
 
 Frame = tuple[int, int]  # address of its code object, and its instruction
 
@@ -83,7 +82,8 @@ class _Reader:
         for number, (state, frames, left_out) in enumerate(stacks):
             if any(code not in codes for code, _ in frames):
                 raise Changed
-            found.append(self._thread(state, number == 0, [_frame(codes[c], at) for c, at in frames], left_out))
+            shown = [py_spy_frame(codes[code], at - codes[code].start) for code, at in frames]
+            found.append(self._thread(state, number == 0, shown, left_out))
         if not found:
             raise Changed
         return Deep(found, len(states) - len(chosen))
@@ -106,7 +106,7 @@ class _Reader:
             raw = self._at(address)
             if layout.owner is None or raw[layout.owner] not in _SHIMS:
                 if layout.instructions:
-                    frame = word(raw, layout.code) & ~_TAG, word(raw, layout.instruction)
+                    frame = word(raw, layout.code) & ~TAG, word(raw, layout.instruction)
                 else:
                     frame = word(raw, layout.code), 2 * struct.unpack_from("<i", raw, layout.instruction)[0]
                 (inner if len(inner) < INNERMOST else outer).append(frame)
@@ -149,10 +149,3 @@ class _Reader:
             "frames": frames,
             "left_out": left_out,
         }
-
-
-def _frame(code: Code, instruction: int) -> dict[str, Any]:
-    return {
-        "name": code.name, "filename": code.file, "module": None, "short_filename": None,
-        "line": code.line(instruction - code.start) or 0, "locals": None,
-    }  # fmt: skip

@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from hangdoc.introspect.interpreter import Interpreter
 from hangdoc.introspect.memory import Memory
@@ -49,6 +50,7 @@ LAYOUTS = {
 }
 _INTERPRETER = 16  # PyThreadState.interp
 _NEXT = 8  # PyThreadState.next
+TAG = 3  # bits of a _PyStackRef that are not part of the address (3.14)
 
 
 class Changed(Exception):
@@ -125,6 +127,14 @@ class Code:
         """The line of the instruction at byte `at`."""
         find = line_at if self.start else old_line_at
         return find(self.table, self.first_line, at)
+
+
+def py_spy_frame(code: Code, at: int) -> dict[str, Any]:
+    """The frame at byte `at` of its code, in py-spy's JSON format, without variables."""
+    return {
+        "name": code.name, "filename": code.file, "module": None, "short_filename": None,
+        "line": code.line(at) or 0, "locals": None,
+    }  # fmt: skip
 
 
 def line_at(table: bytes, first_line: int, at: int) -> int | None:

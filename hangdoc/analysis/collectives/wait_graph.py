@@ -66,7 +66,8 @@ class WaitGraphJob:
     strayed: tuple[int, ...]  # of a mixed cycle: the few that went on to a collective
     # Of a cycle without these: the pair whose send and receive cannot match, or one rank; empty: unknown.
     parted: tuple[int, ...]
-    uneven: tuple[int, ...]  # of the cycle: those whose loop runs another number of times than that of most ranks
+    # Of a cycle that is not mixed: those whose loop runs another number of times than that of most ranks.
+    uneven: tuple[int, ...]
     roots: tuple[int, ...]  # ranks that others wait for and that wait for nobody
     crossed: bool  # in some group every member waits, but not in the same operation or at the same site
     crossed_by: str | None  # operation | site
@@ -143,14 +144,15 @@ def _job(
     collective = [wait.group for wait in graph.waiting.values() if not wait.p2p and wait.group is not None]
     cycle = _ranks(cycle_nodes(graph.edges))
     strayed = _strayed(cycle, graph, outliers)
+    mixed = len({graph.waiting[rank].p2p for rank in cycle}) > 1
     return WaitGraphJob(
         groups=len(graph.members),
         cycle=cycle,
         same_call=_same_call([seen[rank] for rank in cycle]),
-        mixed=len({graph.waiting[rank].p2p for rank in cycle}) > 1,
+        mixed=mixed,
         strayed=strayed,
         parted=() if strayed else _parted(cycle, graph, places),
-        uneven=tuple(rank for rank in cycle if rank in uneven),
+        uneven=() if mixed else tuple(rank for rank in cycle if rank in uneven),
         roots=graph.roots,
         crossed=bool(crossed),
         crossed_by=min(crossed, default=None),

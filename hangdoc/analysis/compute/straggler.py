@@ -67,7 +67,8 @@ class StragglerFacts:
     others_ran: float | None = None  # share of the slices in which its peers ran (median over peers)
     same_code: bool | None = None  # while its peers waited, it ran lines that they run too
     each_step: bool | None = None  # while its peers waited, it ran lines of its own, in every step
-    rounds: int = 0  # while its peers waited, it ran lines of its own this often at least, and met them in between
+    # How often, at least, it ran lines of its own while its peers waited, and then met them; 0: they wait less.
+    rounds: int = 0
     late: bool | None = None  # it is the straggler: late in every part of the window, while steps go by
     mutual: bool | None = None  # its peers wait mostly in collectives where every rank waits for every other
     symmetric: bool | None = None  # its peers wait mostly in collectives that need the data of every rank
@@ -103,7 +104,7 @@ class StragglerDetector(Detector[StragglerFacts, None]):
             derived = _facts(case, key, waits[key], peers, facts[key])
             # Of peers that are always found in the same collective, the number of the late rank's step shows it, if it
             # is theirs, too: an evaluation counts its batches, but reaches nobody meanwhile.
-            alone = derived.each_step or derived.rounds >= ROUNDS_ALONE
+            alone = derived.each_step or _alone_again(derived, progress)
             steps_go_by = moving > moves[key] or bool(alone and moves[key] and _peers_step(case, key))
             facts[key] = replace(derived, late=steps_go_by and _is_late(derived, progress))
         return facts, None
@@ -246,13 +247,16 @@ def _is_late(facts: StragglerFacts, progress: ProgressJob) -> bool:
     share, least = facts.late_share or 0.0, facts.late_least or 0.0
     if facts.doing == "idle":
         return bool(facts.symmetric and facts.each_step) and share >= HALF and least >= VERY_LATE
-    # Where it works alone most of the time, again and again, the job is slow, though not in every step.
-    rounds = facts.rounds if facts.rounds >= ROUNDS_ALONE else 0
-    often = share >= MOSTLY and (progress.window_s or math.inf) <= rounds * ROUND_ALONE_S
-    if facts.slept or not (often or _in_every_step(facts, progress)):
+    if facts.slept or not (_alone_again(facts, progress) or _in_every_step(facts, progress)):
         return False
     threshold = _threshold(facts)
     return threshold is not None and share >= threshold and least >= IN_EACH_PART * threshold
+
+
+def _alone_again(facts: StragglerFacts, progress: ProgressJob) -> bool:
+    """The rank works alone most of the time, for a short time again and again: slow, though not in every step."""
+    often = facts.rounds >= ROUNDS_ALONE
+    return often and (progress.window_s or math.inf) <= facts.rounds * ROUND_ALONE_S
 
 
 def _threshold(facts: StragglerFacts) -> float | None:

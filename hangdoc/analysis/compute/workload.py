@@ -101,7 +101,7 @@ def in_each_step(case: Case, key: Key) -> bool:
     steps: set[tuple[str, str]] = set()  # those of them that count a loop without another one inside
     own = [look for look in _waited_for(case, key) if not _is_shared(case, key, look)]
     meets = _meets(case, key)
-    of_peers = case.once("collectives", lambda: sum((_meets(case, rank) for rank in case.ranks), Counter())) - meets
+    of_peers = _all_meets(case) - meets
     for look in own:
         around: _Loops = ()
         whole = tuple(loops_around(look.own))
@@ -126,7 +126,7 @@ def rounds_alone(case: Case, key: Key) -> int:
     where it works alone after every sixth step.
     """
     seen: dict[tuple[str, str], list[float]] = defaultdict(list)
-    meets = sum((_meets(case, rank) for rank in case.ranks), Counter())
+    meets = _all_meets(case)
     for look in _waited_for(case, key):
         if _is_shared(case, key, look):
             continue
@@ -153,6 +153,10 @@ class _Meet:
 def _meets(case: Case, key: Key) -> Counter[_Meet]:
     """How often a rank was seen in each."""
     return Counter(_meet(look.path) for look in looks_at(case, key) if look.phase == "collective")
+
+
+def _all_meets(case: Case) -> Counter[_Meet]:
+    return case.once("collectives", lambda: sum((_meets(case, rank) for rank in case.ranks), Counter()))
 
 
 @per_path

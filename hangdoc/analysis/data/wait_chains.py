@@ -14,7 +14,7 @@ from itertools import islice
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.data.storage import FOR_THREADS, HANDS_OUT, REMOTE
 from hangdoc.analysis.data.workers import is_stall
-from hangdoc.analysis.locks.mutexes import lock_kept
+from hangdoc.analysis.locks.mutexes import lock_holder
 from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.stack import StackFacts
@@ -44,7 +44,7 @@ class ChainFacts:
     """The chain of waits that starts at one rank. None: it waits for nothing outside itself, or was not seen."""
 
     text: str | None = None  # "waits on a pipe from PID 71 (curl), which reads from 10.0.0.7:443: no byte for 14 s"
-    lock: str | None = None  # its main thread waits for this lock, and the chain starts at the thread that keeps it
+    lock: str | None = None  # its main thread waits for this lock, and the chain starts at the thread that holds it
     way: str | None = None  # what the rank itself waits for: pipe | fifo | unix | tcp | child | lock | file | other
     writes: bool | None = None  # it waits to write
     # stopped | dead | locked | nobody: has the other end open | disk | silent: a server | circle: the rank itself |
@@ -103,7 +103,7 @@ def _facts(case: Case, key: Key) -> ChainFacts:
     stuck = silent or (certain and is_stall(case, watched_s))
     other = last if last is not None and last.pid != key[1] else None
     return ChainFacts(
-        text=(f"waits for {lock}, which a thread keeps that " if lock else "")
+        text=(f"waits for {lock}, held by a thread that " if lock else "")
         + _text(case, key, links, end, last, silent_s),
         lock=lock,
         way=links[0][1].way,
@@ -148,8 +148,8 @@ def _roots(case: Case, key: Key, chain: Chain) -> tuple[list[Waiter], str | None
     own = [one for one in chain.threads if one.tid == tid and one.awaits]
     if own:
         return own, None
-    if kept := lock_kept(case, key, tid):
-        return [one for one in chain.threads if one.tid == kept[1] and one.awaits], kept[0]
+    if held := lock_holder(case, key, tid):
+        return [one for one in chain.threads if one.tid == held[1] and one.awaits], held[0]
     stack = case.facts(StackFacts)[key]
     waits = FOR_THREADS.search(stack.op or "") or stack.op in ("select", "poll") or stack.phase == "input"
     return [one for one in chain.threads if one.awaits] if waits else [], None

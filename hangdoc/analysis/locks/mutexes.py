@@ -116,8 +116,8 @@ def _polls_queue(stack: Stack) -> bool:
     return any(frame.function == "get" and frame.file.endswith("/queue.py") for frame in frames)
 
 
-def lock_kept(case: Case, key: Key, tid: int) -> tuple[str, int] | None:
-    """The lock that a thread waits for, and the thread that keeps it: the last one of the chain, if that waits for no
+def lock_holder(case: Case, key: Key, tid: int) -> tuple[str, int] | None:
+    """The lock that a thread waits for, and the thread that holds it: the last one of the chain, if that waits for no
     lock itself. None: it waits for no lock, or the holder is not known.
     """
     stacks, locks = case.record(key, "stacks"), case.record(key, "locks")

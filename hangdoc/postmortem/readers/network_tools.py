@@ -11,6 +11,7 @@ import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
@@ -198,7 +199,7 @@ class NetworkToolsReader:
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         reading = _Reading(source.name)
-        for text in (*text_lines(source, context), ""):
+        for text in chain(text_lines(source, context), [""]):  # an empty line ends a table
             if len(text) <= 1000:
                 _read_line(reading, text)
         yield from _pieces(reading)

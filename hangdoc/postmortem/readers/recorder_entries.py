@@ -42,7 +42,7 @@ _ROW = re.compile(
 _CALL = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl):\w{1,60}(?: \S{1,40})?")  # "nccl:send 0->1"
 _LEFT_OUT = re.compile(r"^[ \t]{0,80}(?:\[?\.\.\.\]?|…),?[ \t]{0,80}$", re.MULTILINE)  # by the person who copied it
 _DANGLING = re.compile(r",(?=\s{0,200}[\]}])")
-_SAME = ("profiling_name", "collective_seq_id", "p2p_seq_id")  # of one entry that was printed twice
+_TRANSFER = re.compile(r":(?:send|recv)")  # several have the number of the last collective
 _STATES = frozenset({"scheduled", "started", "completed"})
 _RANK = re.compile(r"(?<![A-Za-z])(?:global[ _]?)?rank[\s:=#_\[]{0,3}(\d{1,6})|^\s{0,4}\[(\d{1,6})\]", re.IGNORECASE)
 _FRAME = re.compile(r"(?P<name>[^\s:]{1,200})(?: |, | \(| @ )(?P<filename>\S{1,400}?):(?P<line>\d{1,9})\)?")
@@ -65,8 +65,10 @@ class RecorderEntriesReader:
             for entry in _entries(document):
                 number = entry.get("rank", rank)
                 if isinstance(number, int) and len(own := entries.setdefault(number, [])) < MAX_ENTRIES:
-                    again = bool(own) and all(own[-1].get(name) == entry.get(name) for name in _SAME if name in own[-1])
-                    own[-1:] = [{**own[-1], **entry}] if again else [*own[-1:], entry]
+                    if own and _is_same(own[-1], entry):
+                        own[-1] = {**own[-1], **entry}
+                    else:
+                        own.append(entry)
         shared = SharedParts()
         for rank, own in entries.items() if len(entries) > 1 else ():
             record, bad = flight_recorder({"entries": own, "version": "2.x"}, shared)
@@ -142,6 +144,13 @@ def _entries(document: Any) -> Iterator[Mapping[str, Any]]:
     for one in document[:MAX_ENTRIES] if isinstance(document, list) else (document,):
         if isinstance(one, dict) and isinstance(one.get("profiling_name"), str):
             yield _in_full(one)
+
+
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if an entry was printed twice, perhaps with other fields."""
+    call, number = one.get("profiling_name"), one.get("collective_seq_id")
+    same = (other.get("profiling_name"), other.get("collective_seq_id")) == (call, number)
+    return same and number is not None and not _TRANSFER.search(str(call))
 
 
 def _row(values: list[Any]) -> Mapping[str, Any] | None:

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from hangdoc.evidence import Target
 from hangdoc.evidence.locks import LockFile
 from hangdoc.system import procfs
-from probes import Probe, Request, Tier
+from probes import Probe, Request, Tier, lockfile
 from probes.cpu import CpuProbe
 from probes.lockfile import PROBE, LockFileProbe
 from probes.source import SourceProbe
@@ -246,6 +247,26 @@ def test_a_database_that_another_process_writes(mode: str, tmp_path: Path) -> No
     assert (seen.path, seen.kind) == (f"{base}-shm" if mode == "wal" else str(base), "database")
     assert [holder.pid for holder in seen.holders] == [writer.pid]
     assert (seen.named_pid, seen.local) == (None, True)
+
+
+def test_the_holders_of_several_databases_are_searched_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search goes over the descriptors of all processes."""
+    opened = "import sqlite3\nothers = [sqlite3.connect(pathlib.Path(path).with_name(f'a{n}.db')) for n in range(2)]\n"
+    opened += "for one in others: one.execute('create table if not exists t (n)')\n"
+    base = tmp_path / "samples.db"
+    code = opened + database("delete", then="insert into samples values (1)")
+    with (
+        program(database("delete", begun="begin immediate"), tmp_path, base),
+        program(code, tmp_path, base) as target,
+    ):
+        looker = Looker()
+        looker.until_found(target)
+        search = Mock(return_value=((), 0))
+        monkeypatch.setattr(lockfile, "_search", search)
+        assert looker.look(target).holders
+    search.assert_not_called()
 
 
 def test_a_sleep_beside_a_database_in_use_waits_for_no_lock(tmp_path: Path) -> None:

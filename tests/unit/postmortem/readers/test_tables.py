@@ -126,6 +126,15 @@ def test_nothing_is_claimed(name: str, tmp_path: Path) -> None:
     assert [finding.playbook for verdict in verdicts for finding in verdict.findings] == []
 
 
+@pytest.mark.parametrize(("call", "count"), [("nccl:all_reduce", 1), ("nccl:send 0->1", 2)])
+def test_an_entry_that_is_printed_twice(call: str, count: int, tmp_path: Path) -> None:
+    """Sends have the number of the last collective, so that two of them look alike."""
+    entry = f'{{"collective_seq_id": 7, "p2p_seq_id": 1, "profiling_name": "{call}", "state": "completed"}}'
+    found = text("recorder_entries", tmp_path, f"rank 0 {entry}\nrank 0 {entry}\nrank 1 {entry}\n")
+    records = {piece.process.rank: piece.record for piece in found if piece.probe == "recorder"}
+    assert {rank: len(record.entries) for rank, record in records.items()} == {0: count, 1: 1}
+
+
 @pytest.mark.parametrize("sample", SLURM)
 def test_outcomes_of_slurm(sample: str) -> None:
     found = [
