@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
 from hangdoc.analysis import Key
-from hangdoc.analysis.facts import Facts
+from hangdoc.analysis.facts import Facts, RankFacts
 from hangdoc.analysis.ranks.process import STOPPED
 from hangdoc.analysis.thresholds import MOSTLY, OFTEN, PACE_LOOKS
 from hangdoc.diagnose import Judge, undecided_ranks
@@ -45,14 +45,22 @@ def follow(policy: Policy, session: Session, judge: Judge, job: str, facts: Fact
 
 @dataclass(slots=True)
 class Examination:
-    """Examines the ranks of a stalled job until no other rank is worth it; a stall that ends meanwhile is judged."""
+    """Examines the ranks of a stalled job until no other rank is worth it; a stall that ends meanwhile is judged.
+
+    A rank without native frames is examined once more: a native dump may fail, such as on a busy host.
+    """
 
     ranks: set[Key] = field(default_factory=set)
     rounds: int = 0
+    repeated: bool = False
 
     def decide(self, facts: Facts) -> Decision:
         wanted = ranks_to_examine(facts)
-        if self.rounds and (self.rounds == EXAMINATIONS or self.ranks.issuperset(wanted)):
+        if self.rounds and self.ranks.issuperset(wanted):
+            if self.repeated or all(map(_has_native_frames, _of(facts, wanted))):
+                return "judge"
+            self.repeated = True
+        if self.rounds == EXAMINATIONS:
             return "judge"
         self.rounds += 1
         self.ranks.update(wanted)
@@ -208,3 +216,12 @@ def ranks_to_examine(facts: Facts) -> list[Key]:
         if rank.stall.still
     }
     return list(by_location.values())
+
+
+def _of(facts: Facts, keys: Collection[Key]) -> list[RankFacts]:
+    return [rank for rank in facts.ranks if (rank.host, rank.pid) in keys]
+
+
+def _has_native_frames(rank: RankFacts) -> bool:
+    """True also for a rank that has none to give: its stacks may not be read, or a thread cannot be stopped."""
+    return rank.stack.native or "stacks" not in rank.seen or rank.process.state in ("D", *STOPPED)

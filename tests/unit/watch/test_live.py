@@ -60,7 +60,7 @@ class Look:
             gil=SimpleNamespace(stuck=None),
             network=SimpleNamespace(retransmitting=bool(self.dead_links), faults=(), moving=self.moving),
             progress=progress,
-            stack=SimpleNamespace(phase=self.phase),
+            stack=SimpleNamespace(phase=self.phase, native=True),
             process=SimpleNamespace(
                 exit="exit code 0", state="S" if self.stopped is None else "T", stopped=bool(self.stopped)
             ),

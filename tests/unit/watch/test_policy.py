@@ -20,6 +20,7 @@ from hangdoc.watch.policy import (
     ONCE_LIMIT_S,
     ONCE_S,
     ONCE_SOON_S,
+    CloserLook,
     Examination,
     Once,
     is_balanced,
@@ -140,6 +141,38 @@ def test_a_missing_rank_is_looked_for_again(
     facts = facts_of([rank(0.0, 1.0)], 9, False, lacking, missing)
     assert once.accepts(SimpleNamespace(), verdict, facts, elapsed_s) is accepted  # type: ignore[arg-type]
     assert once.lacking is (lacking != 0 and bool(missing) and confidence == "low")
+
+
+@pytest.mark.parametrize(
+    ("read", "rounds"),
+    [
+        ([(True, "S")], 1),
+        ([(False, "S"), (True, "S")], 2),  # a native dump may fail
+        ([(False, "S"), (False, "S"), (True, "S")], 2),  # ... but not for long
+        ([(False, "D"), (True, "S")], 1),  # it cannot be paused
+        ([(False, "t"), (True, "S")], 1),
+        ([(None, "S"), (True, "S")], 1),  # its stacks may not be read
+    ],
+)
+def test_a_rank_without_native_frames_is_examined_once_more(read: list[tuple[bool | None, str]], rounds: int) -> None:
+    examination, looks = Examination(), 0
+    while isinstance(examination.decide(examined(*read[max(0, looks - 1)])), CloserLook):
+        looks += 1
+    assert looks == rounds
+
+
+def examined(native: bool | None, state: str) -> Any:
+    rank = SimpleNamespace(
+        host="node-a",
+        pid=7,
+        seen=frozenset() if native is None else frozenset({"stacks"}),
+        stack=SimpleNamespace(native=bool(native)),
+        process=SimpleNamespace(state=state),
+        stall=SimpleNamespace(still=True),
+        divergence=SimpleNamespace(side="a"),
+        gil=SimpleNamespace(stuck=False),
+    )
+    return SimpleNamespace(ranks=[rank])
 
 
 def accepts(status: str, doubts: str, ranks: list[Any], looks: float, elapsed_s: float, moving: bool = True) -> bool:
