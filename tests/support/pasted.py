@@ -59,6 +59,7 @@ GROUPS = (
     "thirtyfourth",
     "thirtyfifth",
     "thirtysixth",
+    "thirtyseventh",
 )
 CLASSES = (
     "collective_wait",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hangdoc.analysis import Analysis, Case, Key
+from hangdoc.analysis.data.batch_queues import filled_at, takes_batch
 from hangdoc.analysis.data.workers import LOADER, is_importing, is_loading, user_line, waits_for_helpers, worker_story
 from hangdoc.analysis.network.data_connections import data_connections
 from hangdoc.analysis.network.tcp_counters import identity, idle, least
@@ -61,7 +62,7 @@ def _facts(case: Case, key: Key, awaited: bool) -> DataLoadingFacts:
     if not looks or case.ranks[key].alive is False:
         return UNSEEN
     code = case.once(("inputs", activities(looks)), lambda: _code(looks))
-    workers = list(_by_workers(case, key))
+    workers = [*_by_workers(case, key), *((None, step) for step in filled_at(case, key))]
     if code.loading or workers:
         return _derive(case, key, code, workers, awaited)
     # Ranks that were at the same places, and never in a loader, share their facts.
@@ -119,10 +120,10 @@ def _sleeps(case: Case, key: Key) -> bool:
 
 @per_path
 def _in_loader(path: CallPath) -> bool:
-    """In its loader, but neither starting nor ending its workers."""
+    """In its loader, but neither starting nor ending its workers; or where it takes a batch from a queue."""
     inside = [step.function for step in path.steps if LOADER.search(step.file)]
     starting = any(map(STARTS.search, inside)) and not waits_for_helpers(path) and FETCHES.isdisjoint(inside)
-    return bool(inside) and not starting and ENDS not in inside
+    return (bool(inside) and not starting and ENDS not in inside) or takes_batch(path)
 
 
 @per_path

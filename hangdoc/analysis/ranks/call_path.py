@@ -96,7 +96,7 @@ def loops_around(steps: Iterable[Step]) -> list[tuple[str, int]]:
     return [(step.file, loop.first) for step in steps if step.place for loop in step.place.loops]
 
 
-_FOR = re.compile(r"(async )?for\b")
+FOR = re.compile(r"(async )?for\b")
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,7 @@ class CallPath:
     def targets(self) -> frozenset[str]:
         """The counters of `for` loops in user code."""
         loops = [loop for depth in self.own if (place := self.steps[depth].place) for loop in place.loops]
-        return frozenset([name for loop in loops if _FOR.match(loop.header) for name in loop.counters])
+        return frozenset([name for loop in loops if FOR.match(loop.header) for name in loop.counters])
 
     @property
     def user(self) -> Step | None:

@@ -22,6 +22,14 @@ def train(loader):
 
 def rub(sample):
     return sample * 2
+
+def ahead(queue):
+    while True:
+        yield queue.get()
+
+def serve(queue):
+    while True:
+        answer(queue.get())
 """
 STDLIB = "/usr/lib/python3.11"
 DATA = f"{LIB}/utils/data"
@@ -29,6 +37,7 @@ WAITS = (("_try_get_data", f"{DATA}/dataloader.py"), ("__next__", f"{DATA}/datal
 FETCHES = (("fetch", f"{DATA}/_utils/fetch.py"), ("__next__", f"{DATA}/dataloader.py"))
 STARTS = (("Popen", f"{STDLIB}/multiprocessing/popen_fork.py"), ("__init__", f"{DATA}/dataloader.py"))
 ENDS = (("join", f"{STDLIB}/multiprocessing/process.py"), ("_shutdown_workers", f"{DATA}/dataloader.py"), *WAITS[1:])
+TAKES = (("wait", f"{STDLIB}/threading.py"), ("get", f"{STDLIB}/queue.py"))
 MAPS = (("_map_single", "/v/lib/python3.11/site-packages/datasets/arrow_dataset.py"),)
 TOKENISES = (("wait", f"{STDLIB}/threading.py"), ("map", f"{STDLIB}/multiprocessing/pool.py"))
 
@@ -65,6 +74,10 @@ def seen(stage: Stage, looks: Sequence[At], every_s: float = 1.0) -> DataLoading
         ([waiting(inner=MAPS)] * 3 + [training()], 0.0, 0.75),
         ([waiting(inner=TOKENISES)] * 4, 0.0, 1.0),
         ([training()] * 4, 0.0, 0.0),
+        ([At((("train", 5), ("ahead", 13)), TAKES), training()], 0.5, 0.0),
+        ([At((("train", 5),), TAKES)] * 4, 1.0, 0.0),  # iter(queue.get, None)
+        ([At((("train", 6), ("ahead", 13)), TAKES)] * 4, 0.0, 0.0),  # not in the header of the loop
+        ([At((("serve", 17),), TAKES)] * 4, 0.0, 0.0),  # a server that waits for a request
     ],
 )
 def test_share_of_looks_in_the_loader(stage: Stage, looks: Sequence[At], share: float, prepares: float) -> None:
@@ -147,6 +160,19 @@ def test_most_frequent_function_with_its_line_and_worker(stage: Stage) -> None:
         "clean (job.py:2)",
         "return rub(sample)",
     )
+
+
+def test_thread_that_fills_the_queue(stage: Stage) -> None:
+    path = str(stage.path)
+
+    def thread(tid: int, *frames: tuple[str, str]) -> Stack:
+        return Stack(tid, f"Thread-{tid}", tuple(Frame(name, file, 9, Path(file).name) for name, file in frames))
+
+    fills, full = thread(7, ("rub", path)), thread(8, ("wait", f"{STDLIB}/threading.py"), ("clean", path))
+    look = At((("train", 5), ("ahead", 13)), TAKES, extra=(fills, full))
+    elsewhere = replace(training(), extra=(thread(7, ("serve", path)),))  # what it does while the rank trains
+    facts = seen(stage, [look, elsewhere, elsewhere, elsewhere])
+    assert (facts.where, facts.worker) == ("rub (job.py:9)", None)
 
 
 def test_importing_worker_makes_no_data(stage: Stage) -> None:
