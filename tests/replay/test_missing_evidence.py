@@ -1,8 +1,8 @@
 """Without the evidence of any one probe, no verdict turns from right to confidently wrong.
 
-Every capture and recording is judged again without one probe: of all ranks, of one rank, of one host; and with that
-probe alone. Missing evidence may cost the cause, or confidence. It may not make a hung job healthy, nor blame anybody
-whom the whole evidence does not blame.
+Every capture and recording is judged again without one probe: of all ranks, of one rank, of one host; with that probe
+alone; and without native frames, which py-spy may fail to read. Missing evidence may cost the cause, or confidence. It
+may not make a hung job healthy, nor blame anybody whom the whole evidence does not blame.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hangdoc.evidence import Snapshot, Target
+from hangdoc.evidence import RankEvidence, Snapshot, Stacks, Target
 from hangdoc.recording.recorder import read
 from hangdoc.verdict import Verdict
 from tests.support.judge import judge
@@ -88,6 +88,8 @@ def reductions(shots: Sequence[Snapshot], whole: Verdict) -> Iterator[tuple[str,
     probes = sorted({probe for shot in shots for probe in chain(shot.records, *(rank.records for rank in shot.ranks))})
     targets = list({(rank.target.host, rank.target.pid): rank.target for shot in shots for rank in shot.ranks}.values())
     hosts = sorted({shot.host for shot in shots})
+    if any(_has_native_frames(rank) for shot in shots for rank in shot.ranks):
+        yield "without native frames", ["native"], without_native_frames(shots)
     for probe in probes:
         yield f"without {probe}", [probe], reduced(shots, {probe})
         yield f"with {probe} alone", [one for one in probes if one != probe], reduced(shots, {*probes} - {probe})
@@ -97,6 +99,22 @@ def reductions(shots: Sequence[Snapshot], whole: Verdict) -> Iterator[tuple[str,
         for host in hosts if len(hosts) > 1 else ():
             of_host = reduced(shots, {probe}, ranks=partial(_is_on, host), hosts=host.__eq__)
             yield f"without {probe} of host {host}", [probe], of_host
+
+
+def _has_native_frames(rank: RankEvidence) -> bool:
+    stacks = rank.records.get("stacks")
+    return isinstance(stacks, Stacks) and stacks.native
+
+
+def without_native_frames(shots: Sequence[Snapshot]) -> Sequence[Snapshot]:
+    def left(rank: RankEvidence) -> RankEvidence:
+        stacks = rank.records.get("stacks")
+        if not isinstance(stacks, Stacks):
+            return rank
+        threads = (replace(one, frames=tuple(f for f in one.frames if not f.native)) for one in stacks.threads)
+        return replace(rank, records={**rank.records, "stacks": replace(stacks, native=False, threads=tuple(threads))})
+
+    return [replace(shot, ranks=tuple(map(left, shot.ranks))) for shot in shots]
 
 
 def _is_on(host: str, target: Target) -> bool:
