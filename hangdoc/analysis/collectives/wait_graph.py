@@ -60,7 +60,7 @@ class WaitGraphJob:
 
     groups: int  # distinct groups in which a rank waits
     cycle: tuple[int, ...]  # ranks that wait for each other in a cycle
-    # All of the cycle wait in the same operation at the same line, or all in a send, so that none receives.
+    # All of the cycle wait in the same operation on the same call path, or all in a send, so that none receives.
     same_call: bool
     mixed: bool  # the cycle contains both collectives and sends or receives
     strayed: tuple[int, ...]  # of a mixed cycle: the few that went on to a collective
@@ -148,7 +148,7 @@ def _job(
     return WaitGraphJob(
         groups=len(graph.members),
         cycle=cycle,
-        same_call=_same_call([seen[rank] for rank in cycle]),
+        same_call=_same_call(cycle, seen, places),
         mixed=mixed,
         strayed=strayed,
         parted=() if strayed else _parted(cycle, graph, places),
@@ -160,9 +160,12 @@ def _job(
     )
 
 
-def _same_call(cycle: Sequence[StackFacts]) -> bool:
-    sends = bool(cycle) and all(one.op in ("send", "isend", "send_object_list") for one in cycle)
-    return sends or len({(one.op, one.site) for one in cycle}) == 1
+def _same_call(cycle: Sequence[int], seen: Mapping[int, StackFacts], places: Mapping[int, Thread]) -> bool:
+    """Helpers that send and receive are called from several places: then the whole call paths have to be equal."""
+    if cycle and all(seen[rank].op in ("send", "isend", "send_object_list") for rank in cycle):
+        return True
+    paths = {places[rank].path.lines for rank in cycle if rank in places}
+    return len({(seen[rank].op, seen[rank].site) for rank in cycle}) == 1 and len(paths) <= 1
 
 
 def _number(case: Case, key: Key) -> int | None:

@@ -58,6 +58,7 @@ class At:
     started: tuple[Transfer, ...] = ()  # pending sends and receives
     steps: int | None = None  # counter of the loop around the call
     state: str | None = None  # of the process
+    caller: str = ""  # of the function around the call
 
 
 def number(name: str, value: int | None) -> Variable:
@@ -70,6 +71,7 @@ def stacks(at: At) -> Stacks:
     named = [Variable("mine", "<ProcessGroup>", kind="object", address=at.group), number("x", 1)] if at.group else []
     named += [number("step", at.steps)] if at.steps is not None else []
     frames = [Frame("train", "/job/train.py", at.line, variables=tuple(named))]
+    frames += [Frame(at.caller, "/job/train.py", 45)] if at.caller else []
     if at.function:
         frames.insert(0, Frame(at.function, at.file, 100, variables=arguments if at.variables else None))
     if at.native:
@@ -189,6 +191,8 @@ def test_a_cycle_closed_by_a_collective(ranks: list[At], mixed: bool) -> None:
         ([p2p(RECV, src=1), p2p(RECV, src=0)], True),
         ([p2p(RECV, src=1), replace(p2p(RECV, src=0), line=20)], False),  # one of them may be one too many
         ([p2p(SEND, dst=1), replace(p2p(SEND, dst=0), line=20)], True),  # none receives, whatever the order should be
+        ([replace(p2p(RECV, src=1), caller="step"), replace(p2p(RECV, src=0), caller="step")], True),
+        ([replace(p2p(RECV, src=1), caller="forward"), replace(p2p(RECV, src=0), caller="backward")], False),
     ],
 )
 def test_calls_of_a_cycle_that_are_alike(ranks: list[At], same: bool) -> None:
