@@ -85,7 +85,7 @@ def failed_groups(logs: JobLogs) -> list[Group]:
                 group.named[rank] = event.text
     for event in logs.all("behind_at_a_look"):
         group = _group(found, event)
-        if (number(event, "lag") or 0) >= RAS_BEHIND:
+        if (number(event, "lag") or 0) >= RAS_BEHIND or "alone" in event.fields:
             ranks = [
                 group.members.get(one, one if group.whole else -1) for one in numbers(event.fields.get("ranks", ""))
             ]

@@ -33,6 +33,7 @@ class NoticesFacts:
     host_out_of_memory: str | None = None  # its host, or the limit of its cgroup, had no memory left
     process_killed: str | None = None  # a shell or a scheduler says that SIGKILL ended it
     process_crashed: str | None = None  # a shell says that it crashed
+    process_lost: str | None = None  # its framework lost it, and does not say how it ended
     gpu_memory_fault: str | None = None  # a kernel of it used a bad address or failed an assertion
     gpu_hardware: str | None = None  # its GPU or NVLink reports a hardware error
     gpu_unavailable: str | None = None  # it found no usable GPU
@@ -84,6 +85,8 @@ class NoticesJob:
     process_killed_at: tuple[Suspect, ...] = ()
     process_crashed: str | None = None
     process_crashed_at: tuple[Suspect, ...] = ()
+    process_lost: str | None = None
+    process_lost_at: tuple[Suspect, ...] = ()
     gpu_memory_fault: str | None = None
     gpu_memory_fault_at: tuple[Suspect, ...] = ()
     gpu_hardware: str | None = None

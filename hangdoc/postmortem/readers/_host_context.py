@@ -41,7 +41,8 @@ _WHEN = r"(?:,? (?:(?:right |just )?now|earlier|later|before|afterwards?|then|to
 _HEADING = re.compile(
     rf"\s{{0,3}}(?:#{{1,6}} ?|[=\-*~]{{2,}} ?|\d{{1,2}}[.)] )?(?:(?i:(?:and |only )?on|from|host|node|machine"
     rf"|server)[ :]+)?"
-    rf"({NAME})(?: (?:has|shows|says|printed|gives|had)(?: (?:this|these|that|only this))?)?{_WHEN}"
+    rf"({NAME})(?P<note> ?\([^()\n]{{1,60}}\))?"
+    rf"(?: (?:has|shows|says|printed|gives|had)(?: (?:this|these|that|only this))?)?{_WHEN}"
     r"(?:(?P<end> ?:)| ?[=\-*~]{2,})?\s*"
 )
 # `nid001240 (where ranks 0-3 are), dmesg:`, `gn7 kernel log`
@@ -101,13 +102,18 @@ class HostContext:
         return starts, hosts
 
 
+def _ends(heading: re.Match[str]) -> bool:
+    """A host with nothing around it, or only a note, is no heading."""
+    return bool(heading["end"]) or (heading[0].strip() != heading[1] and not heading["note"])
+
+
 def _stated(text: str) -> tuple[bool, str | None]:
     """Whether a line begins a part of the text, and the host of that part."""
     if len(text) > 300 or not text.strip():
         return False, None
     if prompt := prompt_of(text):
         return prompt.states_host, prompt.host
-    if (found := _HEADING.fullmatch(text)) and is_host_name(found[1]) and (found["end"] or text.strip() != found[1]):
+    if (found := _HEADING.fullmatch(text)) and is_host_name(found[1]) and _ends(found):
         return True, found[1]
     if len(text) <= 160 and (found := _KERNEL_OF.fullmatch(text)) and _is_host(name := found[1] or found["behind"]):
         return True, name

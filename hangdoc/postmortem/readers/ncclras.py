@@ -337,11 +337,13 @@ def _lag_events(queries: Sequence[Ras], source: Source) -> Iterator[LogEvent]:
     for one in queries[-1].communicators:
         for op, most in one.most.items():
             slow = [rank for rank in one.ranks if rank.launched.get(op, most) < most]
+            alone = len(slow) == 1 == sum(rank.launched.get(op, most) != most for rank in one.ranks)
             for count in sorted({rank.launched[op] for rank in slow})[:64]:
                 numbers = ", ".join(str(rank.rank) for rank in slow if rank.launched[op] == count)[:2000]
                 text = f"RAS: rank {numbers} has launched {count} {op}, most of communicator {one.hash} {most}"
                 fields = {"ranks": numbers, "completed": str(count), "sequence": str(count + 1), "op": op}
-                fields |= {"lag": str(most - count)} | _group_fields(one, queries[-1])
+                fields |= {"lag": str(most - count), **({"alone": "yes"} if alone else {})}
+                fields |= _group_fields(one, queries[-1])
                 yield LogEvent("lagging" if still else "behind_at_a_look", text, source.name, 0, None, fields)
 
 

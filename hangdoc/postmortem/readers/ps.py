@@ -55,7 +55,10 @@ _ASKED = re.compile(r"\bps\s(?P<options>(?:-?\w{1,6}\s){0,3}?-?\w{0,4})o[ =]?(?P
 _FILTERED = re.compile(r"\|\s?(?:grep|egrep|awk|rg|sed|tail)\b|--no-headers|\bh\b")
 _ENVIRON = re.compile(r"/proc/(?:(\d{1,9})|\$\{?\w{1,20}\}?)/environ\b.*\bRANK")
 _LOOP = re.compile(r"\bfor \w{1,20} in ((?:\d{1,9} ){0,64}\d{1,9});")
-_OWN_RANK = re.compile(r"\s*(?:export )?RANK=(\d{1,6})\s*")
+_OWN_RANK = re.compile(  # alone, or among other variables
+    r"\s{0,8}(?:export )?(?:[A-Z_]{1,40}=\S{0,80}\s{1,4}){0,8}RANK=(\d{1,6})"
+    r"(?:\s{1,4}[A-Z_]{1,40}=\S{0,80}){0,8}\s{0,8}"
+)
 # The rank that a loop of the shell put beside the row of its process: `RANK=1 4711 Tl ...`, `4711 RANK=1 Tl ...`.
 _BESIDE = re.compile(
     r"\s{0,8}(?P<pid>\d{1,9}\s{1,4})?\[?(?:RANK=|[Rr]ank[ =:#_-]{0,2})(?P<rank>\d{1,6})\]?[:,|]?\s{1,8}"

@@ -1,7 +1,7 @@
 """Entries of Flight Recorder dumps that somebody copied into a text: JSON, or Python's form of a dictionary.
 
-Also rows of some of their fields (`jq -c '[.collective_seq_id, .profiling_name, .state]'`), which show by their form
-what they are.
+Also rows of some of their fields (`jq -c '[.collective_seq_id, .profiling_name, .state]'`), perhaps under other names
+(`jq -c '{seq: .collective_seq_id, op: .profiling_name}'`), which show by their form what they are.
 
 Fields: torch/csrc/distributed/c10d/FlightRecorder.hpp. The rank of an entry is in itself, on its line, or in the
 heading above it. `flight_recorder` reads whole dumps.
@@ -39,6 +39,7 @@ _ROW = re.compile(
     r"(?P<document>\[[^{}\n]{0,400}\"(?:nccl|gloo|mpi|ucc|xccl):\w{1,60}\"[^{}\n]{0,400}\]) {0,8}$",
     re.MULTILINE,
 )
+_QUOTED_CALL = re.compile(r"[\"'](?:nccl|gloo|mpi|ucc|xccl):\w{1,60}")
 _CALL = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl):\w{1,60}(?: \S{1,40})?")  # "nccl:send 0->1"
 _LEFT_OUT = re.compile(r"^[ \t]{0,80}(?:\[?\.\.\.\]?|…),?[ \t]{0,80}$", re.MULTILINE)  # by the person who copied it
 _DANGLING = re.compile(r",(?=\s{0,200}[\]}])")
@@ -57,7 +58,7 @@ class RecorderEntriesReader:
 
     def recognises(self, source: Source) -> bool:
         head = source.head_text
-        return bool(_KEY.search(head) or _ROW.search(head)) and not head.lstrip().startswith("{")
+        return bool(_KEY.search(head) or _QUOTED_CALL.search(head)) and not head.lstrip().startswith("{")
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
         entries: dict[int, list[Mapping[str, Any]]] = {}
@@ -103,7 +104,7 @@ def _documents(lines: Iterable[str]) -> Iterator[tuple[int | None, Any]]:
         joined = "\n".join(open_lines) if _depth(text) <= 0 or len(open_lines) == 1 else ""
         if joined and _depth(joined) <= 0:
             open_lines, count = [], count + 1
-            if (_KEY.search(joined) or _ROW.match(joined)) and (document := _parsed(joined)) is not None:
+            if (_KEY.search(joined) or _QUOTED_CALL.search(joined)) and (document := _parsed(joined)) is not None:
                 yield rank, document
 
 
@@ -144,6 +145,8 @@ def _entries(document: Any) -> Iterator[Mapping[str, Any]]:
     for one in document[:MAX_ENTRIES] if isinstance(document, list) else (document,):
         if isinstance(one, dict) and isinstance(one.get("profiling_name"), str):
             yield _in_full(one)
+        elif isinstance(one, dict) and (row := _row(list(_without_other_numbers(one).values()))):
+            yield row
 
 
 def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -165,6 +168,12 @@ def _row(values: list[Any]) -> Mapping[str, Any] | None:
     group = next((text for text in texts if text not in (call, state)), "unknown")
     entry = {"profiling_name": call, "collective_seq_id": numbers[0], "process_group": [group], "state": state}
     return {**entry, "input_sizes": sizes[0]} if sizes else entry
+
+
+def _without_other_numbers(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields, of the numbers only that of the call, where one is named like it."""
+    number = next((name for name, value in entry.items() if isinstance(value, int) and "seq" in str(name)), None)
+    return {name: value for name, value in entry.items() if number in (None, name) or not isinstance(value, int)}
 
 
 def _in_full(entry: Mapping[str, Any]) -> Mapping[str, Any]:

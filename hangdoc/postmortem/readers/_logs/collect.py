@@ -54,7 +54,8 @@ AT_PEER = ("peer", "address", "mac", "lid", "efa")  # fields with an address of 
 # Kinds of which people show the line of one rank, and say which ranks print the same.
 ALIKE = frozenset({"collective_timeout", "work_status"})
 OF_GPU = frozenset({"xid", "gpu_lost", "gpu_hardware"})  # kinds whose line names a GPU by its PCI address
-OF_PROCESS = OF_GPU | {"host_out_of_memory"}  # kinds whose line names the PID of a process that another one ended
+# Kinds whose line names the PID of a process that has not written it.
+OF_PROCESS = OF_GPU | {"host_out_of_memory", "process_lost"}
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
 FATAL = "Fatal Python error"
 CUT = "a traceback without its last line"

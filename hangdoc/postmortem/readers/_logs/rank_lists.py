@@ -5,6 +5,7 @@
   says that the list goes over ranks
 * `next batch per rank (s): 0-8: 0.02, 9: 3.1, 10-15: 0.02`: pairs in one line
 * `step 3000  0-12: c2047be8  13: 8e91d35f  14-15: c2047be8`: checksums of all ranks, from 0, without the word
+* `step 212   r0 0.31s   r1 0.30s   r2 28.74s`: all ranks, from 0, by a short name
 * `0 -> 0.21` or `3 = 0.22` under such a name
 """
 
@@ -14,7 +15,7 @@ import re
 from dataclasses import dataclass
 
 from hangdoc.postmortem.readers._host_names import is_host_name, listed_numbers
-from hangdoc.postmortem.readers._logs.figure_kinds import UNIT
+from hangdoc.postmortem.readers._logs.figure_kinds import UNIT, is_known
 from hangdoc.postmortem.readers._logs.figure_values import GPU, HEX, HOST, NUMBER, RANK, Owner, Value, cell_value
 
 MAX_ITEMS = 1_024
@@ -44,6 +45,13 @@ _CHECKSUM = rf"\d{{1,6}}(?:-\d{{1,6}})?\s?[:=]\s?{HEX}"
 _CHECKSUMS = re.compile(
     rf"(?<![\w.:-])(?:{_CHECKSUM}(?:\s?[,;|]\s?|\s{{2,8}})){{0,256}}{_CHECKSUM}(?=\W*$)", re.IGNORECASE
 )
+_BY_SHORT_NAME = re.compile(
+    rf"(?<![\w.:-])(?:r\d{{1,6}}[ :=]{{1,3}}{_VALUE}\s?[,;|]?\s{{1,8}}){{2,256}}r\d{{1,6}}[ :=]{{1,3}}{_VALUE}(?=\W*$)",
+    re.IGNORECASE,
+)
+_SHORT_NAME = re.compile(r"(?<![\w.])r(\d{1,6})[ :=]{1,3}", re.IGNORECASE)
+_SECONDS = re.compile(r"\d ?m?s\b")
+_COUNT = re.compile(r"\W{0,4}\w{1,20}[ :=#]{1,3}\d{1,9}\W{0,8}")  # "step 212", in any language
 _OF_WEIGHTS = re.compile(r"\b(?:params?|parameters?|weights?|model|replicas?|checksums?|hash|crc\d*|md5|sha\d*)\b")
 _PLACE = re.compile(r"\b(?:global[ _]?)?(?:step|iter(?:ation)?|epoch|update)s?[ :=#@]{1,4}\d{1,9}", re.IGNORECASE)
 _ROW = re.compile(
@@ -88,6 +96,12 @@ def _in_line(text: str, heading: str) -> list[Value]:
     if sums and "-" in sums[0] and _are_all(sums[0]):
         name = _name_before(_PLACE.sub(" ", text[: sums.start()]), heading)
         return _pairs(sums[0], RANK, next(filter(_OF_WEIGHTS.search, name.split(", ")), name))
+    short = _BY_SHORT_NAME.search(text)
+    if short and _are_all(pairs := _SHORT_NAME.sub(r"\1: ", short[0])):
+        before, timed = text[: short.start()], _SECONDS.search(pairs)
+        if not _COUNT.fullmatch(before):
+            return _pairs(pairs, RANK, _name_before(before, heading))
+        return _pairs(pairs, RANK, "step" if timed and not is_known(heading) else _name_before("", heading))
     row = _ROW.fullmatch(text)
     if row and (of := _of(heading)):
         value = cell_value(Owner(of, str(int(row["key"]))), heading, row["value"])

@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 
 from hangdoc.postmortem.readers._host_context import HostContext, host_in_front
 from hangdoc.postmortem.readers._host_names import NAME, prompt_of
@@ -53,6 +53,14 @@ _MESSAGE = re.compile(  # a line that a program logs, or that complains
 _NEIGHBOUR = re.compile(
     rf"\(?(?P<ip>{_IPV4})\)?(?: dev \S{{1,20}} lladdr| at|\s{{1,20}}ether)\s{{1,20}}(?P<mac>{_MAC})", re.IGNORECASE
 )
+# NCCL's transport/net_ib.cc: the address of a peer, and the GID of its port, where a line that was wrapped has a blank
+_PEER = re.compile(
+    rf"\bfrom peer (?P<ip>{_IPV4})<\d{{1,5}}>.{{0,160}}?\bremoteGids? ?(?P<gid>fe80(?:: ?[\da-f]{{0,4}}){{2,7}})",
+    re.IGNORECASE,
+)
+# infiniband-diags' ibqueryerrors: a port with errors, below the name of its node: host and HCA
+_NODE = re.compile(rf"\s{{0,8}}Errors for (?:0x[\da-f]{{16}} )?\"(?P<host>{NAME})(?: [^\"]{{1,40}})?\"\s{{0,4}}")
+_PORT = re.compile(rf"\s{{1,12}}GUID (?P<guid>{_GUID}) port \d{{1,4}}:")
 _REVERSE = re.compile(
     rf"(?P<ip>{_IPV4.replace('(?:::ffff:)?', '')})\.in-addr\.arpa\b.{{0,40}}?(?:name =|pointer) (?P<host>{NAME})"
 )
@@ -62,7 +70,10 @@ _OWN = re.compile(  # an address of the host that prints it
     rf"|(?<!SM )\b(?:Base lid|lid|base_lid|port_lid): {{1,20}}(?P<lid>\d{{1,5}})\b"
     rf"|\b(?:Node|Port|CA|node_|port_)[ _]?GUID: {{1,20}}(?P<guid>{_GUID})"
     rf"|\b(?:Bootstrap|NET/Socket) ?: Using \S{{1,20}}:(?P<used>{_IPV4})<|\blocalGid (?P<gid>{_IPV4})\b"
-    rf"|\bOOB \S{{1,20}}:(?P<oob>{_IPV4})<",
+    rf"|\bOOB \S{{1,20}}:(?P<oob>{_IPV4})<"
+    # a row of ss: the local end of a socket
+    r"|^(?:tcp {1,8})?(?:LISTEN|ESTAB|SYN-SENT|(?:CLOSE|TIME)-WAIT) {1,8}\d{1,9} {1,8}\d{1,9} {1,8}"
+    rf"(?P<end>(?!0\.|127\.){_IPV4}):\d",
     re.IGNORECASE,
 )
 _ASKED = re.compile(r"\bhostname (?:-[Ii]|--(?:all-)?ip-addresse?s?)\s*$")
@@ -107,10 +118,10 @@ class AddressBook:
         for address, name in _stated(text, host):
             name = name.rstrip(".-")
             self._hosts[canonical(address)].setdefault(name.partition(".")[0].lower(), name)
-        for found in _NEIGHBOUR.finditer(text):
-            ip, mac = canonical(found["ip"]), canonical(found["mac"])
-            self._same[ip].add(mac)
-            self._same[mac].add(ip)
+        for found in chain(_NEIGHBOUR.finditer(text), _PEER.finditer(text)):
+            one, other = (canonical(address.replace(" ", "")) for address in found.groups())
+            self._same[one].add(other)
+            self._same[other].add(one)
 
     def feed_own(self, text: str, host: str) -> None:
         """A line of nothing but the addresses of the host that printed it."""
@@ -132,9 +143,13 @@ class AddressBook:
 
 def address_book(lines: Iterable[tuple[int, str]], content: bytes) -> AddressBook:
     """What the lines of a text state, each with its number, from 1."""
-    book, context, asked = AddressBook(), HostContext(content), False
+    book, context, asked, node = AddressBook(), HostContext(content), False, ""
     for number, line in lines:
-        if asked and _LISTED.fullmatch(line[:MAX_LINE]) and (host := context.at(number)):
+        if named := _NODE.fullmatch(line[:MAX_LINE]):
+            node = named["host"]
+        elif node and (port := _PORT.match(line[:MAX_LINE])):
+            book.feed_own(port["guid"], node)
+        elif asked and _LISTED.fullmatch(line[:MAX_LINE]) and (host := context.at(number)):
             book.feed_own(line, host)
         else:
             book.feed(line, context.at(number) if _OWN.search(line[:MAX_LINE]) else None)

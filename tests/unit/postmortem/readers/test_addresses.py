@@ -56,6 +56,19 @@ def test_the_addresses_below_a_prompt() -> None:
     assert host_of("lid 31", "gn31$ ibstat", "    Base lid: 31", "gn32$ ibstat", "    Base lid: 32") == "gn31"
 
 
+def test_the_local_ends_of_sockets_below_a_prompt() -> None:
+    rows = ["LISTEN 0  64  0.0.0.0:29400  0.0.0.0:*", "ESTAB  0  0  10.4.0.31:41877  10.4.0.30:50312"]
+    lines = ["[ann@gn31 ~]$ ss -tnp", *rows]
+    assert [host_of(one, *lines) for one in ("10.4.0.31", "10.4.0.30", "0.0.0.0")] == ["gn31", None, None]
+
+
+def test_the_peer_of_a_completion_by_the_errors_of_its_port() -> None:
+    peer = "NET/IB : Got completion from peer 10.4.0.31<51044> with status=12 opcode=0 len=0 vendor err 129 (Recv) "
+    gids = "localGid fe80::506b:4b03:ab:1111 remoteGidsfe80::506b:4b03: ab:cdef hca mlx5_3"  # it was wrapped
+    errors = ['Errors for "gn31 mlx5_3"', "   GUID 0x506b4b0300abcdef port 1: [LinkDownedCounter == 6]"]
+    assert host_of("10.4.0.31", peer + gids, *errors) == "gn31"
+
+
 def test_the_addresses_that_a_host_lists() -> None:
     lines = [
         "--- gn31",

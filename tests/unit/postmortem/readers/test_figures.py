@@ -168,6 +168,22 @@ TEXTS = {
         "fwd per rank, seconds: 0-1: 0.2, 2: 3.1, 3: 0.2",
         ["work rank 0=0.2", "work rank 1=0.2", "work rank 2=3.1", "work rank 3=0.2"],
     ),
+    "ranks by short names, in any language": (
+        "paso 81  r0 0.31s   r1 0.30s   r2 28.7s\npaso 82  r0 0.31s   r1 0.30s   r2 29.1s",
+        [
+            "step rank 0=0.31",
+            "step rank 1=0.3",
+            "step rank 2=28.7",
+            "step rank 0=0.31",
+            "step rank 1=0.3",
+            "step rank 2=29.1",
+        ],
+    ),
+    "the time until a collective is work": (
+        "tempo antes do all-reduce:\npasso 1  r0 0.31s   r1 0.30s   r2 28.7s",
+        ["work rank 0=0.31", "work rank 1=0.3", "work rank 2=28.7"],
+    ),
+    "numbers of registers": ("0x10: r0 0.31s r2 0.30s r5 0.2s", []),
     "labels of Prometheus": (
         'step_compute_seconds{rank="0"} 0.412\nstep_compute_seconds{rank="1"} 1.2',
         ["work rank 0=0.412", "work rank 1=1.2"],

@@ -11,6 +11,8 @@ HOSTS = {
     "root@gn12:~# dmesg | tail": "gn12",
     "### gn12": "gn12",
     "On gn12:": "gn12",
+    "gn12 (the same command):": "gn12",
+    "gn12 (the same command)": None,
     "this is what dmesg has on gn12:": "gn12",
     "---------------\ngn12\n---------------": "gn12",  # clush, dshbak
     "---------------\nSummary\n---------------": None,
