@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import indent
 
@@ -19,6 +22,7 @@ from tests.support.polling import at_rest, until
 from tests.support.probe_targets import started
 from tests.support.requirements import met
 
+SYS_TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine(), -1)
 WITHIN_S = 1.3  # a second, and what a busy test host takes to start and to reap
 WAITS = {
     "a call": "time.sleep(60)",
@@ -49,12 +53,12 @@ def begun(waits: str, *arguments: str) -> subprocess.Popen[str]:
     return process
 
 
-def ends(process: subprocess.Popen[str], number: int, code: int) -> None:
+def ends(process: subprocess.Popen[str], number: int, code: int, send: Callable[[], object] | None = None) -> None:
     assert process.stdout is not None
     assert process.stderr is not None
     children = procfs.children(process.pid)
     began_s = time.monotonic()
-    process.send_signal(number)
+    send() if send else process.send_signal(number)
     with process:
         assert process.wait(20) == code
         assert time.monotonic() - began_s < WITHIN_S * slowness()
@@ -68,6 +72,17 @@ def test_it_ends_soon(waits: str, number: int, code: int) -> None:
     process = begun(waits)
     at_rest(process.pid, process.pid)
     ends(process, number, code)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_it_ends_though_another_thread_takes_the_signal(number: int, code: int) -> None:
+    """Nothing interrupts the wait of the main thread: as where it begins to wait just after it took the signal."""
+    thread = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    process = begun(f"{thread}\n{WAITS['a lock']}")
+    until(lambda: len(procfs.threads(process.pid)) > 2)
+    at_rest(process.pid, process.pid)
+    newest = max(procfs.threads(process.pid))
+    ends(process, number, code, lambda: ctypes.CDLL(None).syscall(SYS_TGKILL, process.pid, newest, int(number)))
 
 
 def test_it_ends_though_the_main_thread_takes_no_signal(tmp_path: Path) -> None:
