@@ -68,6 +68,8 @@ class WaitGraphJob:
     parted: tuple[int, ...]
     # Of a cycle that is not mixed: those whose loop runs another number of times than that of most ranks.
     uneven: tuple[int, ...]
+    # Of a cycle of collectives: those that wait for a rank that is past their place in the same iteration.
+    left_behind: tuple[int, ...]
     roots: tuple[int, ...]  # ranks that others wait for and that wait for nobody
     crossed: bool  # in some group every member waits, but not in the same operation or at the same site
     crossed_by: str | None  # operation | site
@@ -137,7 +139,7 @@ def _job(
     graph: WaitGraph,
     seen: Mapping[int, StackFacts],
     places: Mapping[int, Thread],
-    outliers: Collection[int],
+    outliers: Mapping[int, DivergenceFacts],
     uneven: Collection[int],
 ) -> WaitGraphJob:
     crossed = [members.crossed_by for members in graph.members.values() if members.crossed_by]
@@ -153,11 +155,20 @@ def _job(
         strayed=strayed,
         parted=() if strayed else _parted(cycle, graph, places),
         uneven=() if mixed else tuple(rank for rank in cycle if rank in uneven),
+        left_behind=() if mixed else tuple(rank for rank in cycle if _is_left_behind(rank, graph, outliers)),
         roots=graph.roots,
         crossed=bool(crossed),
         crossed_by=min(crossed, default=None),
         hidden=tuple(sorted({rank for group in collective for rank in graph.members[group].hidden})),
     )
+
+
+def _is_left_behind(rank: int, graph: WaitGraph, outliers: Mapping[int, DivergenceFacts]) -> bool:
+    """In another order of the same calls, no rank would be past a call that its peer still waits in."""
+    own, wait = outliers.get(rank), graph.waiting[rank]
+    if own is None or own.relation != "behind" or not own.same_lap or wait.p2p or wait.group is None:
+        return False
+    return any(other in graph.waiting and other not in outliers for other in graph.members[wait.group].absent)
 
 
 def _same_call(cycle: Sequence[int], seen: Mapping[int, StackFacts], places: Mapping[int, Thread]) -> bool:

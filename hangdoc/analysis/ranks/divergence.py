@@ -133,7 +133,7 @@ class DivergenceAnalysis(Analysis[DivergenceFacts, DivergenceJob]):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cohort:
     """Ranks on the same lines in the same operation."""
 
@@ -160,7 +160,11 @@ def _cohorts(case: Case, stack: Mapping[Key, StackFacts]) -> list[Cohort]:
             if cohort is None:
                 new = Cohort([], thread, facts.op, facts.waits)
                 cohort = by_path[at] = by_lines.setdefault((thread.path.python, facts.op, facts.waits), new)
-            cohort.keys.append(key)
+            if thread.path.source and not cohort.thread.path.source:  # the first rank stands for all
+                cohort.keys.insert(0, key)
+                cohort.thread = thread
+            else:
+                cohort.keys.append(key)
     return list(by_lines.values())
 
 

@@ -201,6 +201,20 @@ def test_calls_of_a_cycle_that_are_alike(ranks: list[At], same: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("late", "left_behind"),
+    [
+        (At(group=SUB[2], line=10, steps=4), (3,)),  # rank 2 is past it, in the same step
+        (At(group=SUB[2], line=10, steps=3), ()),  # in another step
+        (At(group=SUB[2], line=30, steps=4), (1,)),  # rank 3 is past the place of rank 1
+    ],
+)
+def test_a_rank_in_a_call_that_its_peer_is_past(late: At, left_behind: tuple[int, ...]) -> None:
+    whole = At(line=30, steps=4)
+    found = facts(whole, At(group=SUB[1], line=20, steps=4), whole, late, subgroups=((1, 3), (2, 3))).job.wait_graph
+    assert (found.cycle, found.left_behind) == ((1, 2, 3), left_behind)
+
+
+@pytest.mark.parametrize(
     ("ranks", "strayed"),
     [
         pytest.param(
