@@ -34,7 +34,6 @@ VERDICTS = {  # sample -> playbook, ranks, PIDs and hosts at fault
     "network_tools/mtr": ("tcp-losses", [(None, None, "gx-07")]),
     "network_tools/ping_french": ("degraded-port", [(None, None, "noeud-c")]),
     "ps/eo": ("stopped-process", [(None, 7011, "unknown host")]),
-    "ps/environ": ("stopped-process", [(5, 7012, "unknown host")]),
     "ps/aux": ("stuck-in-kernel", [(None, 4411, "unknown host")]),
     "ps/nfs": ("blocked-on-storage", [(1, 911, "unknown host")]),
     "ps/ef": ("rank-defunct", [(None, 5111, "unknown host")]),
@@ -126,6 +125,21 @@ def test_nothing_is_claimed(name: str, tmp_path: Path) -> None:
     except HangdocError:
         return
     assert [finding.playbook for verdict in verdicts for finding in verdict.findings] == []
+
+
+def test_the_rank_among_the_variables_that_a_loop_prints(tmp_path: Path) -> None:
+    file = tmp_path / "paste.txt"
+    file.write_text("""\
+$ ps -eo pid,stat,wchan:20,pcpu,args | grep -E 'train|gdb'
+   7001 Sl   do_epoll_wait         0.1 python /opt/bin/torchrun --nnodes 2 --node_rank 1 train.py
+   7011 Rl   -                     104 python -u train.py
+   7012 tl   ptrace_stop          71.6 python -u train.py
+$ for p in 7011 7012; do tr '\\0' '\\n' < /proc/$p/environ | grep -E '^(RANK|LOCAL_RANK)=' | xargs; done
+LOCAL_RANK=0 RANK=4
+LOCAL_RANK=1 RANK=5
+""")
+    (verdict,) = report([file], judge=JUDGE).verdicts
+    assert [(one.rank, one.pid) for one in verdict.findings[0].culprits] == [(5, 7012)]
 
 
 @pytest.mark.parametrize(("call", "count"), [("nccl:all_reduce", 1), ("nccl:send 0->1", 2)])
