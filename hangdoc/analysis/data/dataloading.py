@@ -62,7 +62,9 @@ def _facts(case: Case, key: Key, awaited: bool) -> DataLoadingFacts:
     if not looks or case.ranks[key].alive is False:
         return UNSEEN
     code = case.once(("inputs", activities(looks)), lambda: _code(looks))
-    workers = [*_by_workers(case, key), *((None, step) for step in filled_at(case, key))]
+    workers = list(_by_workers(case, key))
+    if code.loading:
+        workers += [(None, step) for step in filled_at(case, key)]
     if code.loading or workers:
         return _derive(case, key, code, workers, awaited)
     # Ranks that were at the same places, and never in a loader, share their facts.

@@ -16,7 +16,8 @@ PEER_ERRORS = re.compile(
     r"Dist(?:Backend|Network|Store)Error|NCCL|nccl(?:Remote|System|Internal|UnhandledCuda)Error|gloo|by peer"
     r"|remote peer|pair closure"
     r"|Timed out waiting|[Ss]ocket [Tt]imeout|Broken pipe|monitoredBarrier|connectFullMesh|store_based_barrier"
-    r"|[Pp]rocess ?[Gg]roup|CollectiveFingerPrint|SignalException|KeyboardInterrupt|death signal|EADDRINUSE"
+    r"|[Pp]rocess ?[Gg]roup|CollectiveFingerPrint|mismatch between collectives|SignalException"
+    r"|KeyboardInterrupt|death signal|EADDRINUSE"
     r"|Address already in use|waiting for (?:clients|workers)|connect to|Unable to (?:find|resolve)|host not found: "
     r"|watchdog|CheckpointException|DeadlockDetected|Barrier timed out"
 )
