@@ -60,6 +60,7 @@ GROUPS = (
     "thirtyfifth",
     "thirtysixth",
     "thirtyseventh",
+    "thirtyeighth",
 )
 CLASSES = (
     "collective_wait",
