@@ -88,9 +88,9 @@ def _ends(link: Any) -> tuple[str, str]:
 
 
 def _sites(ranks: Iterable[Any]) -> str:
-    """The lines of the user's code where the ranks are."""
-    known = [rank for rank in ranks if rank.stack.site is not None]
-    return _attr(known, "stack.site") if known else "an unknown line"
+    """The lines of the user's code where the ranks are; of a rank that has ended, where it was last seen."""
+    known = dict.fromkeys(site for rank in ranks if (site := rank.stack.site or rank.exit.site))
+    return ", ".join(known) or "an unknown line"
 
 
 def _by(ranks: Iterable[Any], path: str, digits: int | None = None) -> str:
@@ -109,7 +109,8 @@ def _standing(ranks: Iterable[Any]) -> str:
     for rank in ranks:
         doing = rank.stack.op or rank.stack.phase
         site = where(rank)
-        groups.setdefault(f"{doing} at {site}" if site else doing, []).append(rank)
+        last = "exited, last seen at " + rank.exit.site if rank.exit.site else doing
+        groups.setdefault(f"{doing} at {site}" if site else last, []).append(rank)
     if len(groups) == 1:
         return next(iter(groups))
     return ", ".join(f"{doing} on {name_processes(group)}" for doing, group in groups.items())

@@ -23,6 +23,7 @@ BETWEEN_TWO = frozenset({"SEND", "RECV", "RECVANYSOURCE", "COALESCED"})
 MAX_COMPARED = 4096  # ranks that agree with the one that reports a mismatch
 
 Call = tuple[str, str]  # operation; sizes and type
+_NumberedCall = tuple[str, str, str, int | None]  # sequence number, operation, sizes, distance of rank and group rank
 
 
 @dataclass(slots=True)
@@ -74,8 +75,14 @@ def failed_groups(logs: JobLogs) -> list[Group]:
         else:
             _add(_group(found, event), rank, event, timeout)
     known = {(rank, sequence): group for group in found.values() for rank, sequence in group.failed.items()}
+    shared = _shared_groups(known, pending)
     for rank, event in pending:
-        _add(_group_of_unnamed(found, known, rank, event), rank, event, timeout)
+        _add(
+            shared.get(_numbered_call(rank, event)) or _group_of_unnamed(found, known, rank, event),
+            rank,
+            event,
+            timeout,
+        )
     for event in logs.all("lagging", "barrier_lacks", "joined"):
         group = _group(found, event)
         group.joined |= event.kind == "joined"
@@ -99,6 +106,25 @@ def _group(found: dict[str, Group], event: LogEvent) -> Group:
     if label and label not in group.name:
         group.name = f"{name} ({label})"
     return group
+
+
+def _shared_groups(
+    known: Mapping[tuple[int, int | None], Group], pending: Iterable[tuple[int, LogEvent]]
+) -> dict[_NumberedCall | None, Group]:
+    """The groups of calls that several ranks report, where a line of one rank names the group."""
+    groups: dict[_NumberedCall | None, dict[str, Group]] = defaultdict(dict)
+    for rank, event in pending:
+        call, group = _numbered_call(rank, event), known.get((rank, number(event, "sequence")))
+        if call and group:
+            groups[call][group.name] = group
+    return {call: group for call, each in groups.items() if len(each) == 1 for group in each.values()}
+
+
+def _numbered_call(rank: int, event: LogEvent) -> _NumberedCall | None:
+    """None: the line has no sequence number. Ranks in a row are as far from their rank in the group."""
+    sequence, group_rank = event.fields.get("sequence"), number(event, "group_rank")
+    distance = rank - group_rank if group_rank is not None else None
+    return (sequence, event.fields.get("op", ""), _size(event.fields), distance) if sequence else None
 
 
 def _group_of_unnamed(
@@ -180,7 +206,9 @@ def ranks_behind(group: Group, logs: JobLogs) -> dict[int, Behind]:
         return found if len(found) < len(found.keys() | group.failed.keys()) or group.named or group.slow else {}
     arrived = set(group.timed_out) | (_lost_a_peer(logs) if group.whole else set())
     part = group.size is not None and group.size < logs.least  # of the job
-    if group.whole and not group.joined and not part:
+    # Groups of one kind have one size, which divides that of the job: one with more than half of its ranks has all.
+    whole = group.whole or (len(group.timed_out) >= REPORTERS and 2 * len(group.timed_out) > (logs.named or logs.least))
+    if whole and not group.joined and not part:
         size = logs.named or group.size or logs.size
         for rank in _silent(arrived | group.enqueued.keys() | found.keys(), arrived - found.keys(), size, logs):
             found[rank] = Behind("its peers report a collective timeout, and it reports none")

@@ -27,8 +27,9 @@ from hangdoc.analysis.data.storage import FOR_THREADS
 from hangdoc.analysis.logs.logs import LogsFacts, LogsJob
 from hangdoc.analysis.ranks.call_path import Frames, is_library
 from hangdoc.analysis.ranks.divergence import DivergenceJob
+from hangdoc.analysis.ranks.exit import ExitFacts
 from hangdoc.analysis.ranks.judged_thread import judged_thread
-from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.ranks.stack import StackFacts, last_seen
 from hangdoc.evidence import FlightRecorder, Source, Stacks
 from hangdoc.evidence.logs import Aftermath
 
@@ -171,10 +172,11 @@ def _facts(case: Case, key: Key, by_stacks: bool) -> LastStackFacts:
     dumps, logs = case.facts(DumpFacts)[key], case.facts(LogsFacts)[key]
     if logs.awaits is not None and (size := _world_size(case, key)) and logs.awaits >= size:
         return LastStackFacts(awaits=logs.awaits)
-    recorded = (dumps.absent or logs.behind) and not logs.timed_out and case.ranks[key].alive is not False
+    ended = case.ranks[key].alive is False and not _ended_by_watchdog(case, key)
+    recorded = (dumps.absent or logs.behind) and not logs.timed_out and not ended
     if not (recorded or by_stacks):
-        ended = isinstance(case.record(key, "aftermath"), Aftermath)
-        return LastStackFacts(drives=True) if ended and _drives(case, key) else UNSEEN
+        over = isinstance(case.record(key, "aftermath"), Aftermath)
+        return LastStackFacts(drives=True) if over and _drives(case, key) else UNSEEN
     blocked_in, doing, by_line = _blocked_in(case, key)
     only_stacks = not recorded
     if only_stacks and blocked_in == "native":  # it may just compute
@@ -183,9 +185,17 @@ def _facts(case: Case, key: Key, by_stacks: bool) -> LastStackFacts:
     return LastStackFacts(True, blocked_in, doing, by_line, only_stacks, elsewhere)
 
 
+def _ended_by_watchdog(case: Case, key: Key) -> bool:
+    """True if a thread that runs no Python aborted the rank, in a job whose collectives timed out.
+
+    torch's heartbeat monitor does so to every rank once one has timed out (ProcessGroupNCCL.cpp, since torch 2.2).
+    """
+    return bool(case.facts(ExitFacts)[key].no_python) and case.job(LogsJob).timeouts > 0
+
+
 def _blocked_in(case: Case, key: Key) -> tuple[str | None, str | None, bool]:
     """What a rank is blocked in, the same in words, and whether only its source line shows that."""
-    stack = case.facts(StackFacts)[key]
+    stack = last_seen(case, key) if _ended_by_watchdog(case, key) else case.facts(StackFacts)[key]
     if _waits_for_helpers(case, key, stack):
         return "input", None, False
     if _waits_for_locked_thread(case, key, stack):

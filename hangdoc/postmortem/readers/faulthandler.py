@@ -1,7 +1,8 @@
 """Dumps of Python's faulthandler: on a signal, after a timeout, or on a crash.
 
 CPython 3.8-3.14 (Python/traceback.c, Modules/faulthandler.c): `Thread 0x... (most recent call first):`, in 3.14 with
-the thread's name; `Stack (most recent call first):` if only one thread was requested. The main thread comes last.
+the thread's name; `Stack (most recent call first):` if only one thread was requested. The main thread comes last. Of a
+crash, `Current thread` is the one that crashed; none is, if that thread runs no Python.
 """
 
 from __future__ import annotations
@@ -93,11 +94,13 @@ class _Parser:
         self._process: ProcessRef | None = None
         self._threads: list[ThreadBuilder] = []
         self._fatal: int | None = None  # signal of the crash
+        self._current = False  # a thread is marked as the one that crashed
         self._earlier = EarlierStacks()
 
     def feed(self, text: str) -> bool:
         if found := _HEADER.fullmatch(text.strip()):
             self._header(int(found[2], 16) if found[2] else 0, found[3])
+            self._current |= found[1] != "Thread"
             return True
         if found := _FATAL.match(text):
             self.end()
@@ -141,9 +144,10 @@ class _Parser:
             self._threads[-1].name = "MainThread"
         record = stacks_record(self._threads)
         if self._process is not None and record is not None:
-            more = (Piece(self._process, "end", End(signal=self._fatal)),) if self._fatal is not None else ()
+            end = End(signal=self._fatal, no_python=not self._current) if self._fatal is not None else None
+            more = (Piece(self._process, "end", end),) if end else ()
             self.pieces.append(Piece(self._process, "stacks", ProcessDump(self._process, record, more=more)))
-        self._process, self._threads, self._fatal = None, [], None
+        self._process, self._threads, self._fatal, self._current = None, [], None, False
 
 
 def _is_main(thread: ThreadBuilder) -> bool:

@@ -159,6 +159,8 @@ class _Reading:
     hop: tuple[str, int, float, str] | None = None  # the row above of mtr: its host, packets, percent lost, text
     events: list[tuple[str | None, LogEvent]] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)  # address -> name
+    speakers: dict[str, bool] = field(default_factory=dict)  # host whose NCCL wrote a line -> one shows its version
+    unsigned: dict[str, str] = field(default_factory=dict)  # version of NCCL in lines that name no host -> line
 
     def add(self, host: str | None, kind: str, text: str, **fields: str) -> None:
         if len(self.events) < MAX_EVENTS:
@@ -202,6 +204,7 @@ class NetworkToolsReader:
         for text in chain(text_lines(source, context), [""]):  # an empty line ends a table
             if len(text) <= 1000:
                 _read_line(reading, text)
+        _add_unsigned_version(reading)
         yield from _pieces(reading)
 
 
@@ -246,6 +249,8 @@ def _read_line(reading: _Reading, text: str) -> None:
         reading.host = found[1] if _is_host(found[1]) else reading.host
     elif _observed(reading, text, command):
         return
+    if "NCCL" in text and (speaker := _NCCL_LINE.search(text)) and len(reading.speakers) < MAX_ALIASES:
+        reading.speakers.setdefault(speaker[1], False)
     hosts, rest = _prefix(text)
     for host in hosts or (reading.host,):
         _port(reading, host, rest)
@@ -354,6 +359,18 @@ def _version(reading: _Reading, host: str | None, text: str) -> None:
     host = writer[1] if writer else host
     if host is not None:
         reading.add(host, "software_version", text, package=name.lower(), version=version)
+        if host in reading.speakers and name.lower() == "nccl":
+            reading.speakers[host] = True
+    elif name.lower() == "nccl":
+        reading.unsigned.setdefault(version, text)
+
+
+def _add_unsigned_version(reading: _Reading) -> None:
+    """NCCL prints its version without a prefix, too: it is that of the only host whose lines show none."""
+    silent = [host for host, shown in reading.speakers.items() if not shown]
+    if len(silent) == 1 and len(reading.speakers) > 1 and len(reading.unsigned) == 1:
+        ((version, text),) = reading.unsigned.items()
+        reading.add(silent[0], "software_version", text, package="nccl", version=version)
 
 
 def _path(reading: _Reading, text: str) -> None:

@@ -57,6 +57,7 @@ _PLACE = re.compile(r"\b(?:global[ _]?)?(?:step|iter(?:ation)?|epoch|update)s?[ 
 _ROW = re.compile(
     rf"\W{{0,8}}(?P<key>\d{{1,6}})\s{{0,8}}(?:->|=>|=|:|\|)\s{{0,8}}(?P<value>{_VALUE})\W{{0,4}}", re.IGNORECASE
 )
+_SUM_ROW = re.compile(rf"\s{{0,8}}(?P<key>\d{{1,6}})\s{{2,8}}(?P<value>{HEX})\s{{0,8}}", re.IGNORECASE)
 _OWNER_NAME = re.compile(r"(?:(?P<rank>rank|r)|(?P<gpu>gpu|cuda))?[ _:-]?(?P<number>\d{1,6})", re.IGNORECASE)
 _GATHERED = re.compile(r"\b(?:all[_ ]?)?gather(?:ed)?\b(?: of| from)?", re.IGNORECASE)
 _EDGES = " \t:=([{<>\"'~`*_+]})|,;@-"
@@ -102,8 +103,11 @@ def _in_line(text: str, heading: str) -> list[Value]:
         if not _COUNT.fullmatch(before):
             return _pairs(pairs, RANK, _name_before(before, heading))
         return _pairs(pairs, RANK, "step" if timed and not is_known(heading) else _name_before("", heading))
-    row = _ROW.fullmatch(text)
-    if row and (of := _of(heading)):
+    if _OF_WEIGHTS.search(heading) and (row := _SUM_ROW.fullmatch(text)):  # checksums of replicas, in numbered rows
+        of, heading = RANK, heading.partition("(")[0].strip(_EDGES) or heading
+    elif row := _ROW.fullmatch(text):
+        of = _of(heading)
+    if row and of:
         value = cell_value(Owner(of, str(int(row["key"]))), heading, row["value"])
         return [value] if value else []
     for found in _LIST.finditer(text):

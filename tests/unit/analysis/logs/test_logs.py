@@ -88,6 +88,14 @@ def test_group_rank_is_not_the_global_rank() -> None:
     assert ranks(found, "behind") == [9]
 
 
+def test_line_of_one_rank_names_the_group_of_its_peers() -> None:
+    events = [(rank, [line("collective_timeout", sequence=9, op="ALLREDUCE", group_rank=rank)]) for rank in range(7)]
+    named = line("work_status", sequence=9, enqueued=10, completed=8, group="11", group_name="DP", group_rank=2)
+    events[2][1].append(named)
+    found = facts(*events, (7, []), size=8)
+    assert (ranks(found, "behind"), found.job.logs.waited) == ([7], "ALLREDUCE 9 of group 11 (DP)")
+
+
 @pytest.mark.parametrize("kind", ["lagging", "barrier_lacks"])
 def test_ranks_named_by_torch_are_behind(kind: str) -> None:
     found = facts((0, [line(kind, ranks="1, 2")]), (1, []), (2, []), (3, []), size=4)

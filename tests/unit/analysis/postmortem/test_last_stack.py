@@ -14,7 +14,7 @@ from hangdoc.analysis.postmortem.last_stack import (
     last_calls,
 )
 from hangdoc.analysis.ranks.stack import StackFacts
-from hangdoc.evidence import FlightRecorder, Frame, Place, ProcessGroup, RecordedCall, Source, Stack, Stacks
+from hangdoc.evidence import End, FlightRecorder, Frame, Place, ProcessGroup, RecordedCall, Source, Stack, Stacks
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.assemble import snapshots
@@ -34,7 +34,7 @@ def dump(calls: int, retired: bool = True) -> FlightRecorder:
 
 
 def facts(*pieces: tuple[int, object]) -> Facts:
-    names: dict[type, str] = {FlightRecorder: "recorder", Logs: "logs", Stacks: "stacks", Source: "source"}
+    names: dict[type, str] = {End: "end", FlightRecorder: "recorder", Logs: "logs", Stacks: "stacks", Source: "source"}
     return derive(list(snapshots([Piece(ProcessRef(rank), names[type(one)], one) for rank, one in pieces])), TYPES)
 
 
@@ -71,6 +71,15 @@ def test_what_the_absent_rank_was_blocked_in() -> None:
     found = facts((0, dump(7, retired=False)), (1, dump(7, retired=False)), (2, dump(6)), (2, Stacks((saving,))))
     assert [rank.last_stack.blocked_in for rank in found.ranks] == [None, None, "writes"]
     assert [rank.last_stack.absent for rank in found.ranks] == [None, None, True]
+
+
+@pytest.mark.parametrize("no_python", [True, False])
+def test_rank_that_the_watchdog_aborted_had_not_come(no_python: bool) -> None:
+    saving = Stack(1, "MainThread", (Frame("_save", f"{TORCH}serialization.py", 9, "torch/serialization.py"),))
+    peers = [(rank, record) for rank in range(2) for record in (dump(7, retired=False), logs(WAITED))]
+    found = facts(*peers, (2, dump(6)), (2, Stacks((saving,))), (2, End(signal=6, no_python=no_python)))
+    assert found.ranks[2].last_stack.absent is (no_python or None)
+    assert found.ranks[2].last_stack.blocked_in == ("writes" if no_python else None)
 
 
 def test_rank_that_waits_for_threads_waits_for_their_lock() -> None:

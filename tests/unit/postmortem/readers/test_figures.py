@@ -27,6 +27,10 @@ TEXTS = {
         "param checksum: ranks 0-1 7be01c, rank 2 c314aa",
         ["state rank 0=7be01c", "state rank 1=7be01c", "state rank 2=c314aa"],
     ),
+    "checksums in numbered rows": (
+        "buffer hash (sha1 of 318 tensors)\n   0  c4407a91fe\n   1  09e2b6d718",
+        ["state rank 0=c4407a91fe", "state rank 1=09e2b6d718"],
+    ),
     "table of ranks": (
         "| rank | fwd ms | tokens/s |\n|---|---|---|\n| 0 | 88 | 1,900 |\n| 1 | 90 | 600 |",
         ["work rank 0=0.088", "rate rank 0=1900", "work rank 1=0.09", "rate rank 1=600"],
