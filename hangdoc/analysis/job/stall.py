@@ -191,6 +191,7 @@ def _facts(case: Case, key: Key, stuck: bool, advancing: bool, awaited: bool) ->
         return StallFacts(False, True, True)
     computes = progress.cpu_share is not None and progress.cpu_share >= BUSY_CORES and (remote or not stack.waits)
     arriving = stack.phase == "idle" and case.facts(DivergenceFacts)[key].will_arrive is True
+    advancing = advancing and not case.facts(StartupFacts)[key].waits  # what its helpers do brings no peer
     undecided = (remote and _serves(case, key)) or _undecided(case, key)
     works = computes or arriving or advancing or (None if undecided else False)
     still = progress.standing_looks >= STILL_LOOKS and (progress.standing_s or 0.0) >= STILL_S

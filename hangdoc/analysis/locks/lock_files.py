@@ -3,8 +3,8 @@
 A living holder releases the file when it is done, even if slowly, so the rank advances. A file without a living holder
 stays forever. If the holder may be out of sight (another host, another user), only a file older than the job counts as
 stale. A rank that holds the file and itself hangs in a collective never releases it. Neither does an idle process that
-the waiting rank has forked, which has inherited the lock with the open file. Another idle program may release it, but
-is no sign that the rank advances.
+a rank has forked, which has inherited the lock with the open file. Another idle program may release it, but is no sign
+that the rank advances.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class LockFileFacts:
 
     stuck: bool | None = None  # no process that could release the file is seen to do anything
     advancing: bool | None = None  # a living process outside the job's ranks holds the file and may release it
-    idle: bool = False  # the processes outside of the job's ranks that hold it do nothing
-    inherited: bool = False  # only idle processes that this rank started hold it: they have inherited its open file
+    idle: bool = False  # the processes outside of the job that hold it do nothing
+    inherited: bool = False  # only idle processes that a rank started hold it: they have inherited its open file
+    lends: bool = False  # this rank started them
     path: str | None = None
     kind: str | None = None  # baton | filelock | kernel | loop | database
     age_s: float | None = None  # age of the file, seconds
@@ -47,6 +48,11 @@ class LockFileDetector(Detector[LockFileFacts, None]):
 
     def derive(self, case: Case) -> tuple[dict[Key, LockFileFacts], None]:
         facts = {key: _facts(case, key) for key in case.ranks}
+        for key, own in tuple(facts.items()):
+            lender = key if own.inherited else _parent_of_holders(case, key) if own.idle else None
+            if lender is not None:
+                facts[key] = replace(facts[key], inherited=True, idle=False)
+                facts[lender] = replace(facts[lender], lends=True)
         blocks: dict[Key, list[int]] = {}
         for key in facts:
             for holder in _holder_ranks(case, key) if facts[key].path else ():
@@ -97,11 +103,20 @@ def _is_inherited(case: Case, key: Key, records: Sequence[LockFile], window_s: f
     A forked process, such as a worker of a DataLoader, inherits the open files, and with them the locks of flock(2). It
     does not know that it has them, so they stay until it ends.
     """
-    last, process = records[-1], case.record(key, "cpu")
+    return _started_holders(case, key, records[-1]) and _used_s(records) < IDLE_CORES * window_s
+
+
+def _parent_of_holders(case: Case, key: Key) -> Key | None:
+    """The rank on the same host that started all processes which hold the file."""
+    file = case.record(key, "lockfile")
+    ranks = (other for other in case.ranks if other[0] == key[0])
+    return next((rank for rank in ranks if isinstance(file, LockFile) and _started_holders(case, rank, file)), None)
+
+
+def _started_holders(case: Case, key: Key, file: LockFile) -> bool:
+    process = case.record(key, "cpu")
     children = {child.pid for child in process.children} if isinstance(process, Process) else set()
-    if last.kind != "kernel" or not {holder.pid for holder in last.holders} <= children:
-        return False
-    return _used_s(records) < IDLE_CORES * window_s
+    return file.kind == "kernel" and bool(file.holders) and {holder.pid for holder in file.holders} <= children
 
 
 def _used_s(records: Sequence[LockFile]) -> float:

@@ -132,6 +132,18 @@ def test_held_by_a_forked_process(stage: Stage, kind: str, child: bool, cpu_s: l
     assert found.job.stall.stalled is inherited
 
 
+def test_held_by_a_process_that_another_rank_has_forked(stage: Stage) -> None:
+    children = (ChildProcess(4711, "python", ("python", "train.py"), "S", 0.2),)
+    parent = Process(101, 1, 0, "S", ("python",), None, None, 10.0, 1.0, 1, (), children=children)
+    held = replace(LEFT, kind="kernel", holders=(WORKER,))
+    looks = [
+        [At([("build", 2)], records={"lockfile": held}), in_c10d("barrier", ("build", 3), records={"cpu": parent})]
+    ]
+    waiting, lender = (rank.lockfile for rank in stage.facts(*(looks * 4), every_s=3.0).ranks)
+    assert (waiting.inherited, waiting.idle, waiting.lends, waiting.stuck) == (True, False, False, True)
+    assert (lender.lends, lender.path) == (True, None)
+
+
 @pytest.mark.parametrize(
     ("cpu_s", "every_s", "idle"),
     [
