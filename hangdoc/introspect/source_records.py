@@ -12,8 +12,9 @@ from hangdoc.redaction.text import redact_source
 WIDTH = 120  # characters kept of a line or an expression
 
 
-def _loop(first: int, last: int, header: str, counters: Iterable[str], exits: Iterable[str]) -> Loop:
-    return Loop(first, last, redacted_source(header), tuple(map(_cut, counters)), tuple(map(redacted_source, exits)))
+def _loop(first: int, last: int, header: str, counters: Iterable[str], exits: Iterable[str], open_exit: bool) -> Loop:
+    tests = tuple(map(redacted_source, exits))
+    return Loop(first, last, redacted_source(header), tuple(map(_cut, counters)), tests, open_exit)
 
 
 def places_of(answer: Any) -> Iterator[tuple[int, Place]]:

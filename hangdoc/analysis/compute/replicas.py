@@ -31,7 +31,7 @@ class ReplicaFacts:
     parameter: str | None = None  # one that was compared: "model.module.head.weight"
     states: int = 0  # counts of changes at which its parameters differed from those of a rank that it is apart from
     drift: int = 0  # changes by which it ran ahead of or fell behind such a rank
-    stood: int = 0  # looks in which its parameters did not change, although it holds the gradients of ranks that step
+    stood: int = 0  # looks in which its parameters did not change, although it has the gradients of ranks that step
     nonfinite: str | None = None  # what a parameter holds now: "model.module.head.weight holds nan"
     unregistered: tuple[str, ...] = ()  # trainable parameters that the wrapper does not reduce: added after it was made
 
@@ -128,7 +128,7 @@ class ReplicaAnalysis(Analysis[ReplicaFacts, ReplicaJob]):
             members = {key: changed for key in keys if (changed := _changed(seen[key]))}
             compared, sides = _compare(members, facts)
             facts.update(compared)
-            if left := _left_behind(seen, facts):
+            if left := _left_behind(case, seen, facts):
                 facts.update(left)
                 sides = 2
             decided += [sides] if sides else []
@@ -255,10 +255,13 @@ def _compare(
     return found, len(differing.sides)
 
 
-def _left_behind(seen: Mapping[Key, _Histories], facts: Mapping[Key, ReplicaFacts]) -> dict[Key, ReplicaFacts]:
-    """The facts of a cohort with ranks that hold the gradients of its other ranks, and do not apply them any more.
+def _left_behind(
+    case: Case, seen: Mapping[Key, _Histories], facts: Mapping[Key, ReplicaFacts]
+) -> dict[Key, ReplicaFacts]:
+    """The facts of a cohort with ranks that have the gradients of its other ranks, and do not apply them any more.
 
-    A rank that only uses the model, such as an actor that gets new parameters now and then, has no such gradients.
+    They were seen with equal gradients, or in backward with a wrapper that averages them. A rank that only uses the
+    model, such as an actor that gets new parameters now and then, has no such gradients.
     """
     standing = {key: named for key, histories in seen.items() if (named := _standing(histories)) is not None}
     moving = [histories for key, histories in seen.items() if key not in standing]
@@ -270,9 +273,10 @@ def _left_behind(seen: Mapping[Key, _Histories], facts: Mapping[Key, ReplicaFact
         shared = _union(look.gradients for look in own).intersection(
             *[_union(look.gradients for look in looks) for looks in peers]
         )
-        if states >= WATCHED_LOOKS and len(shared) >= MIN_LOOKS:
+        averaged = len(shared) >= MIN_LOOKS
+        if states >= WATCHED_LOOKS and (averaged or (facts[key].wrapper and _goes_backward(case, key, own[0].at_s))):
             found[key] = replace(
-                facts[key], apart=True, odd=True, partly=False, averaged=True, parameter=named.name, states=states,
+                facts[key], apart=True, odd=True, partly=False, averaged=averaged, parameter=named.name, states=states,
                 drift=0, stood=len(own),
             )  # fmt: skip
     if not found:
@@ -282,12 +286,19 @@ def _left_behind(seen: Mapping[Key, _Histories], facts: Mapping[Key, ReplicaFact
 
 
 def _standing(histories: _Histories) -> Named | None:
-    """A parameter that keeps its value while its gradients change."""
-    for named, history in histories.items():
-        looks = history.unchanged()
-        if len(looks) >= WATCHED_LOOKS and len(_union(look.gradients for look in looks)) >= MIN_LOOKS:
-            return named
-    return None
+    """A parameter that keeps its value while its gradients change; or any, if all of them keep their values."""
+    kept = {named: looks for named, one in histories.items() if len(looks := one.unchanged()) >= WATCHED_LOOKS}
+    changing = (named for named, looks in kept.items() if len(_union(look.gradients for look in looks)) >= MIN_LOOKS)
+    return next(changing, next(iter(kept)) if kept and len(kept) == len(histories) else None)
+
+
+def _goes_backward(case: Case, key: Key, since_s: float) -> bool:
+    """True if several looks since then found the rank in a backward pass."""
+    looks = (rank.records.get("stacks") for shot, rank in case.rounds(key) if shot.at_s >= since_s)
+    threads = [stacks.threads for stacks in looks if isinstance(stacks, Stacks)]
+    return (
+        sum(any(frame.function == _BACKWARD for one in each for frame in one.frames) for each in threads) >= MIN_LOOKS
+    )
 
 
 def _union(digests: Iterable[frozenset[str]]) -> frozenset[str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.compute.resources import ResourcesFacts
 from hangdoc.analysis.compute.wait_time import WaitTime, moves_throughout, unmoved_share, wait_times
-from hangdoc.analysis.compute.workload import in_each_step, more_work, rounds_alone, same_code
+from hangdoc.analysis.compute.workload import gil_rival, in_each_step, more_work, rounds_alone, same_code
 from hangdoc.analysis.network.data_connections import is_even
 from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.phases import WAITING
@@ -81,6 +81,8 @@ class StragglerFacts:
     computes: float | None = None  # cores used (user time, as above) while it did not wait
     line: str | None = None  # at which it is for most of that time: "tidy (kg.py:55): `gc.collect()`"
     line_share: float | None = None  # share of the looks that found it there, of those that did not find it waiting
+    rival: str | None = None  # where other threads of its process hold the GIL: "run (feed.py:37)"
+    rival_share: float | None = None  # share of the looks at it that found them with the GIL
     work: str | None = None  # work that it has more of: "inputs in train: 128 rows, 64 on other ranks"
     cause: str | None = None  # nice | neighbour | crowded | queue | cores | work; None: unknown
     advancing: bool | None = None  # it demands a core or waits for page faults: slow, not stuck
@@ -170,6 +172,7 @@ def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerF
     own_looks = [look for look in looks_at(case, key) if look.phase not in WAITING]
     phases = [look.phase for look in own_looks]
     line, line_share = _usual_line(own_looks) if share >= LATE_WITH_MORE_WORK else (None, None)
+    rival = gil_rival(case, key, own_looks) if share >= LATE_WITH_MORE_WORK else None
     own = case.facts(ResourcesFacts)[key]
     own_used = peers.cores_used(own)
     used = _median_of_peers(peers.used, own_used or None)
@@ -194,6 +197,8 @@ def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerF
         less=gets / (own_gets or 1e-9) if own_gets is not None and gets is not None else None,
         line=line,
         line_share=line_share,
+        rival=rival[0] if rival else None,
+        rival_share=rival[1] if rival else None,
         work=more_work(case, key) if share >= LATE_WITH_MORE_WORK else None,
         same_code=same_code(case, key) if share >= LATE_WITH_MORE_WORK else None,
         each_step=in_each_step(case, key) if share >= LATE_WITH_MORE_WORK else None,

@@ -10,13 +10,14 @@ from math import gcd
 
 from hangdoc.analysis import Case, Key
 from hangdoc.analysis.compute.wait_time import WaitingRanks
-from hangdoc.analysis.ranks.call_path import CallPath, is_library, loops_around, per_path
+from hangdoc.analysis.ranks.call_path import CallPath, is_library, loops_around, per_path, thread_in
 from hangdoc.analysis.ranks.divergence import MUST_DIFFER
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.analysis.thresholds import HALF, MIN_GAPS, MIN_LOOKS, MIN_STEPS, MORE_WORK, MOSTLY, USUAL
-from hangdoc.evidence import Variable
+from hangdoc.evidence import Stacks, Variable
 
+STARTED_BY_THREADING = ("_bootstrap", "_bootstrap_inner")
 MODEL, TORCH = "/torch/nn/modules/", "/torch/"
 
 _Loops = tuple[tuple[str, int], ...]  # file and line, outermost first
@@ -41,6 +42,27 @@ def more_work(case: Case, key: Key) -> str | None:
             text = f"{variable} in {function}: {size:g}{unit}, {peers:g} on other ranks"
             found.append((unit != " rows", unit == "", name, text))
     return min(found)[-1] if found else None
+
+
+def gil_rival(case: Case, key: Key, looks: Sequence[Look]) -> tuple[str, float] | None:
+    """A line at which other threads of the rank hold the GIL while it computes, and in which share of the looks.
+
+    The line is the one found most often; the share counts all lines. Python passes the GIL on every 5 ms: a loop that
+    never sleeps delays each call of torch by as much (CPython: Python/ceval_gil.c). Threads of autograd, which
+    `threading` has not started, work for the rank. None: in fewer than half of the looks, or too few looks.
+    """
+    computes = {look.at_s: look.thread.stack.tid for look in looks if look.phase == "compute"}
+    sites: Counter[str] = Counter()
+    for shot, rank in case.rounds(key):
+        stacks = rank.records.get("stacks")
+        if shot.at_s not in computes or not isinstance(stacks, Stacks):
+            continue
+        holder = next((stack for stack in stacks.threads if stack.holds_gil), None)
+        if holder and holder.tid != computes[shot.at_s] and holder.frames[-1].function in STARTED_BY_THREADING:
+            step = thread_in(case, holder, stacks, None).path.user
+            sites[step.site if step else f"a thread named {holder.name}"] += 1
+    share = sites.total() / max(len(computes), MIN_LOOKS)
+    return (sites.most_common(1)[0][0], share) if share >= HALF else None
 
 
 def _ranks_by_size(usual: Iterable[Mapping[Name, float]]) -> dict[Name, Counter[float]]:

@@ -36,6 +36,7 @@ class DivergenceFacts:
     loop_site: str | None = None  # function and line of that header: "fit (trainer.py:214)"
     loop_counter: str | None = None  # counter of that loop
     loop_count: float | None = None  # its value on the side that is still in the loop
+    even: bool | None = None  # both sides ran that loop equally often, by its counter
     exit: str | None = None  # condition under which a side left that loop before its last iteration
     branch: str | None = None  # condition of the branch that only one side is in
     branch_line: int | None = None
@@ -274,6 +275,7 @@ def _facts(
         loop_site=_site_of(relation.loop, own, peer) if relation.loop else None,
         loop_counter=inside[0] if inside else None,
         loop_count=inside[1] if inside else None,
+        even=relation.even if relation.loop else None,
         exit=relation.exit,
         branch=_condition(relation.branch) if relation.branch else None,
         branch_line=relation.branch.line if relation.branch else None,

@@ -50,6 +50,7 @@ class Relation:
     branch: Branch | None = None  # that only one is in; or, within `loop`, the condition around the call that waits
     common: tuple[Loop, ...] = ()  # loops around both, in the function where they diverged
     exit: str | None = None  # the condition under which one of them left `loop` before its last iteration
+    even: bool = False  # both ran `loop` equally often, by its counter: one of them left out a call in it
     laps: Laps | None = None  # in the loops around both, in any function; None: no counter is visible
     below: bool = False  # `branch` is in a function called after they diverged, in a place whose source was not seen
 
@@ -169,7 +170,35 @@ def _by_laps(found: Relation, a: Steps, b: Steps) -> Relation:
         return replace(found, kind="out_of_branch" if outside is a else "in_branch", loop=None, branch=branch)
     if found.branch and parts_by_rank(found.branch.test):
         found = replace(found, branch=None)
+    if found.loop and _ran_equally_often(found.loop, outside[0], inside):
+        return replace(found, even=True, branch=found.branch or _condition_in(inside, found.loop, certain=False))
     return replace(found, exit=_early_exit(found.loop, outside, inside) if found.loop else None)
+
+
+def _ran_equally_often(loop: Loop, outside: Step, inside: Steps) -> bool:
+    """True if the counter of a `for` loop has the same value on the rank that has left it, after its last iteration.
+
+    One that waits in the loop's own line has begun another iteration, which is not counted yet. Loops within it may
+    have run more often on one of them.
+    """
+    depth = next((depth for depth, step in enumerate(inside) if step.place and loop in step.place.loops), None)
+    if depth is None or inside[depth].function != outside.function or inside[depth].line == loop.first:
+        return False
+    step = inside[depth]
+    if (step.place and _data_loops(step.place.loops)[-1:] != (loop,)) or _in_loop(inside[depth + 1 :]):
+        return False
+    if _is_each_in_its_way(inside[depth:]):
+        return False
+    ended = _ran_out(loop, outside.variables)
+    if ended is False or (ended is None and (loop.exits or loop.open_exit)):
+        return False
+    counts = [
+        (here.number, there.number)
+        for name in loop.counters
+        if name in targets(loop.header)
+        if (here := outside.variables.get(name)) and (there := step.variables.get(name))
+    ]
+    return bool(counts) and all(here is not None and here == there for here, there in counts)
 
 
 def _rank_test_in(inside: Steps, loop: Loop, outside: Step) -> Branch | None:
@@ -179,9 +208,7 @@ def _rank_test_in(inside: Steps, loop: Loop, outside: Step) -> Branch | None:
     gather and its root), or the ranks past the loop ran fewer iterations.
     """
     depth = next((depth for depth, step in enumerate(inside) if step.place and loop in step.place.loops), None)
-    if depth is None or any(
-        "/torch/" in step.file and EACH_IN_ITS_WAY.fullmatch(step.function) for step in inside[depth:]
-    ):
+    if depth is None or _is_each_in_its_way(inside[depth:]):
         return None
     counts = inside[depth].variables
     for name in loop.counters if outside.function == inside[depth].function else ():
@@ -189,6 +216,10 @@ def _rank_test_in(inside: Steps, loop: Loop, outside: Step) -> Branch | None:
         if here and there and here.number is not None and there.number is not None and there.number < here.number:
             return None
     return _rank_test([_within_loop(inside[depth], loop), *inside[depth + 1 :]], outside)
+
+
+def _is_each_in_its_way(steps: Steps) -> bool:
+    return any("/torch/" in step.file and EACH_IN_ITS_WAY.fullmatch(step.function) for step in steps)
 
 
 def _within_loop(step: Step, loop: Loop) -> Step:
@@ -229,11 +260,16 @@ def _early_exit(loop: Loop, outside: Steps, inside: Steps) -> str | None:
     return next((test for test in tests if " None" not in test and not _equal(test, step, own)), None)
 
 
-def _ran_out(loop: Loop, variables: Mapping[str, Variable]) -> bool:
-    """True if a counted loop was not left before its last iteration: its counter has reached the end of its range."""
+def _ran_out(loop: Loop, variables: Mapping[str, Variable]) -> bool | None:
+    """True if a counted loop was not left before its last iteration: its counter has reached the end of its range.
+
+    None: the end is not known.
+    """
+    over = loop.header.partition(" in ")[2]
     counts = [variables[name].number for name in loop.counters if name in targets(loop.header) and name in variables]
-    ends = [variables[name].number for name in names(loop.header.partition(" in ")[2]) if name in variables]
-    return any(at is not None and at + 1 == end for at in counts for end in ends)
+    ends = [number for name in names(over) if name in variables and (number := variables[name].number) is not None]
+    ends += [float(number) for number in re.findall(r"(?<![\w.])\d{1,15}(?![\w.])", over)]
+    return any(at is not None and at + 1 == end for at in counts for end in ends) if ends else None
 
 
 def _end_of_while(loop: Loop, step: Step) -> tuple[str, ...]:
@@ -290,11 +326,14 @@ def _by_callees(found: Relation, a: Steps, b: Steps, depth: int) -> Relation:
     return found
 
 
-def _condition_in(inside: Steps, loop: Loop) -> Branch | None:
-    """The innermost user-code condition within the loop around the call in which a rank waits."""
+def _condition_in(inside: Steps, loop: Loop, certain: bool = True) -> Branch | None:
+    """The innermost user-code condition within the loop around the call in which a rank waits.
+
+    `certain`: one whose parts are seen to differ between ranks.
+    """
     for step in reversed(inside):
         around = step.place is not None and loop in step.place.loops
-        branch = next((b for b in _own_branches(step) if not around or b.line > loop.first), None)
+        branch = next((b for b in _own_branches(step, certain) if not around or b.line > loop.first), None)
         if branch or around:
             return branch
     return None
@@ -305,18 +344,23 @@ def _condition_of(rest: Steps) -> Branch | None:
     return next((branch for step in rest for branch in _own_branches(step)), None) or _rank_test(rest)
 
 
-def _own_branches(step: Step) -> list[Branch]:
+def _own_branches(step: Step, certain: bool = True) -> list[Branch]:
     """Branches around a user-code frame, innermost first, with a condition that may differ between ranks.
 
+    If not `certain`, also those of which that is unknown, other than "every n-th iteration".
     An `if` before the frame that goes on with the next iteration of its innermost loop is one as well.
     """
     if step.place is None or is_library(step.file):
         return []
     first = step.place.loops[-1].first if step.place.loops else None
     skips = [guard for guard in step.place.guards if first is not None and guard.line > first]
-    return [
-        one for one in reversed([*step.place.branches, *skips]) if one.test and uniform(one.test, step, None) is False
-    ]
+    around = [one for one in reversed([*step.place.branches, *skips]) if one.test]
+    found = [one for one in around if uniform(one.test, step, None) is False]
+    if found or certain:
+        return found
+    counters = {name for loop in step.place.loops for name in loop.counters}
+    unknown = (one for one in around if counters.isdisjoint(names(one.test)) and uniform(one.test, step, None) is None)
+    return sorted(unknown, key=lambda one: -one.line)
 
 
 def _in_loop(rest: Steps) -> tuple[Step, Loop] | None:

@@ -117,8 +117,9 @@ class Module:
         if loop not in self._loops:
             header = short(self.text[loop.lineno - 1])
             counters = [short(name) for name in sorted(_counters(loop))[:MAX_COUNTERS]]
-            exits = list(dict.fromkeys(short(ast.unparse(test)) for test in _exits(loop.body)))[:MAX_EXITS]
-            self._loops[loop] = [loop.lineno, _body_last(loop), header, counters, exits]
+            tests = list(_exits(loop.body))
+            exits = list(dict.fromkeys(short(ast.unparse(test)) for test in tests if test))[:MAX_EXITS]
+            self._loops[loop] = [loop.lineno, _body_last(loop), header, counters, exits, None in tests]
         return self._loops[loop]
 
     def _test(self, statement: ast.stmt) -> str:
@@ -210,10 +211,13 @@ def _counters(loop: ast.For | ast.AsyncFor | ast.While) -> set[str]:
     return names
 
 
-def _exits(body: list[ast.stmt], test: ast.expr | None = None, nested: bool = False) -> Iterator[ast.expr]:
-    """Innermost conditions around each `break` and `return` of a loop's body; those of nested loops only `return`."""
+def _exits(body: list[ast.stmt], test: ast.expr | None = None, nested: bool = False) -> Iterator[ast.expr | None]:
+    """Innermost conditions around each `break` and `return` of a loop's body; those of nested loops only `return`.
+
+    None: one without a condition, in a handler of an exception.
+    """
     for statement in body:
-        if test and (isinstance(statement, ast.Return) or (isinstance(statement, ast.Break) and not nested)):
+        if isinstance(statement, ast.Return) or (isinstance(statement, ast.Break) and not nested):
             yield test
         elif not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             inner = nested or isinstance(statement, _LOOPS)
