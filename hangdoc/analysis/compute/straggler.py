@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Case, Detector, Key
@@ -21,6 +21,7 @@ from hangdoc.analysis.compute.wait_time import WaitTime, moves_throughout, unmov
 from hangdoc.analysis.compute.workload import gil_rival, in_each_step, more_work, rounds_alone, same_code
 from hangdoc.analysis.network.data_connections import is_even
 from hangdoc.analysis.network.links import NetworkJob
+from hangdoc.analysis.ranks.call_path import Step
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.progress import Look, ProgressFacts, ProgressJob, looks_at
 from hangdoc.analysis.ranks.stack import StackFacts
@@ -208,18 +209,37 @@ def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerF
 
 
 def _usual_line(looks: Sequence[Look]) -> tuple[str | None, float | None]:
-    """The innermost line of user code that most of these looks have in common, and their share. None: too few looks."""
-    line: tuple[str | None, float | None] = None, None
-    paths = [look.own for look in looks]
-    for depth in range(1, max(map(len, paths), default=0) + 1 if len(looks) >= LOCATED_LOOKS else 1):
-        sites = Counter(tuple(step.site for step in path[:depth]) for path in paths if len(path) >= depth)
-        (common, count) = sites.most_common(1)[0]
-        if count < HALF * len(looks):
+    """The innermost line of user code that most of these looks have in common, and their share. None: too few looks.
+
+    With the innermost function below it in which most of them are, at whatever line.
+    """
+    least = HALF * len(looks)
+    depth, paths = _in_common([look.own for look in looks], least, lambda step: step.site)
+    if depth == 0 or len(looks) < LOCATED_LOOKS:
+        return None, None
+    step = paths[0][depth - 1]
+    line = f"{step.site}: `{step.place.text}`" if step.place and step.place.text else step.site
+    share = len(paths) / len(looks)
+    functions, paths = _in_common([path[depth:] for path in paths], least, _function)
+    return line + (f", most often in {_function(paths[0][functions - 1])}" if functions else ""), share
+
+
+def _function(step: Step) -> str:
+    return f"{step.function} ({step.base})"
+
+
+def _in_common(
+    paths: Sequence[Sequence[Step]], least: float, name: Callable[[Step], str]
+) -> tuple[int, Sequence[Sequence[Step]]]:
+    """How many steps, by their names, at least so many paths have in common, outermost first; and these paths."""
+    depth = 0
+    while names := [name(path[depth]) for path in paths if len(path) > depth]:
+        usual, count = Counter(names).most_common(1)[0]
+        if count < least:
             break
-        step = next(path for path in paths if tuple(step.site for step in path[:depth]) == common)[depth - 1]
-        text = step.place.text if step.place else None
-        line = f"{step.site}: `{text}`" if text else step.site, count / len(looks)
-    return line
+        paths = [path for path in paths if len(path) > depth and name(path[depth]) == usual]
+        depth += 1
+    return depth, paths
 
 
 def _median_of_peers(values: RankValues, own: float | None) -> float | None:

@@ -406,3 +406,50 @@ def test_a_loop_of_epochs_is_left_by_a_flag(tmp_path: Path, test: str, ends: str
 def numbers(**values: int | None) -> FrameVariables:
     known = {name: value for name, value in values.items() if value is not None}
     return FrameVariables([Variable(name, str(value), number=value, kind="int") for name, value in known.items()])
+
+
+COUNTED_LOOP = """\
+def train(loader):
+    for i, batch in enumerate(loader):
+        skip = overflowed(batch)
+        if not skip:
+            all_reduce(batch)
+    barrier()
+
+def fetch(source):
+    for i in range(100):
+        try:
+            batch = next(source)
+        except StopIteration:
+            break
+        all_reduce(batch)
+    barrier()
+
+def search(source):
+    for i, batch in enumerate(source):
+        for part in batch:
+            all_reduce(part)
+    barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "inside", "outside", "counts", "even"),
+    [
+        ("train", 5, 6, (9, 9), True),
+        ("train", 5, 6, (9, 8), False),  # fewer batches
+        ("train", 2, 6, (9, 9), False),  # its loader waits for the next batch
+        ("fetch", 14, 15, (41, 41), False),  # the data may have ended in that iteration
+        ("fetch", 14, 15, (99, 99), True),
+        ("search", 20, 21, (9, 9), False),  # the loop within may be shorter
+    ],
+)
+def test_ranks_that_ran_a_loop_equally_often(
+    tmp_path: Path, function: str, inside: int, outside: int, counts: tuple[int, int], even: bool
+) -> None:
+    module = parsed(COUNTED_LOOP, tmp_path / "job.py")
+    here = [Step(function, "job.py", outside, module.place(outside), numbers(i=counts[1]))]
+    there = [Step(function, "job.py", inside, module.place(inside), numbers(i=counts[0]))]
+    found, mirrored = relate(here, there), relate(there, here)
+    assert (found.even, mirrored.even) == (even, even)
+    assert (found.branch.test if found.branch else None) == ("not skip" if even and function == "train" else None)
