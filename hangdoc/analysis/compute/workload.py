@@ -57,7 +57,7 @@ def gil_rival(case: Case, key: Key, looks: Sequence[Look]) -> tuple[str, float] 
         stacks = rank.records.get("stacks")
         if shot.at_s not in computes or not isinstance(stacks, Stacks):
             continue
-        holder = next((stack for stack in stacks.threads if stack.holds_gil), None)
+        holder = next((stack for stack in stacks.threads if stack.holds_gil and stack.frames), None)
         if holder and holder.tid != computes[shot.at_s] and holder.frames[-1].function in STARTED_BY_THREADING:
             step = thread_in(case, holder, stacks, None).path.user
             sites[step.site if step else f"a thread named {holder.name}"] += 1

@@ -37,6 +37,7 @@ class StorageFacts:
     writes: bool | None = None  # the call writes
     path: str | None = None
     target: str | None = None  # the target as shown to people: the path, or "a pipe to cat (pid 4711)"
+    stream: str | None = None  # the rank's own "stdout" or "stderr", if that is a pipe
     kind: str | None = None  # file | fifo | pipe | directory | ...
     mount: str | None = None  # mount point of the path
     filesystem: str | None = None  # its type: "nfs4"
@@ -91,6 +92,7 @@ def _facts(case: Case, key: Key) -> StorageFacts:
         writes=call.writes,
         path=call.path,
         target=_target(call),
+        stream=_stream(call) if call.pid == key[1] else None,
         kind=call.kind,
         mount=call.mount,
         filesystem=call.filesystem,
@@ -238,6 +240,11 @@ def _peer_computed(same: Sequence[tuple[float, FileCall]]) -> bool:
         for peer in call.peers or ():
             before.setdefault(peer.pid, peer.cpu_s)
     return any(peer.cpu_s > before[peer.pid] + PIPE_CPU_S for peer in same[0][1].peers or ())
+
+
+def _stream(call: FileCall) -> str | None:
+    piped = call.writes and call.kind in ("pipe", "fifo")
+    return {1: "stdout", 2: "stderr"}.get(call.fd) if piped and call.fd is not None else None
 
 
 def _target(call: FileCall) -> str:

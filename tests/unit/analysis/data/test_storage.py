@@ -147,6 +147,13 @@ def test_stuck_write_to_a_pipe() -> None:
     assert (found.peer, found.peer_state) == ("aws s3 cp - (pid 900)", "S")
 
 
+@pytest.mark.parametrize(("fd", "stream"), [(1, "stdout"), (2, "stderr"), (5, None)])
+def test_pipe_that_is_a_standard_stream(fd: int, stream: str | None) -> None:
+    call = structs.replace(PIPE, fd=fd, peers=(WRITER,))
+    assert facts(*[at(call)] * 4).stream == stream
+    assert facts(*[at(structs.replace(call, writes=False))] * 4).stream is None
+
+
 def test_rate_from_the_reader_of_the_pipe() -> None:
     rounds = [at(structs.replace(PIPE, peers=(structs.replace(WRITER, moved=1000 + i * 40_000),))) for i in range(6)]
     found = facts(*rounds)
