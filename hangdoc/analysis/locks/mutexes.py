@@ -26,7 +26,9 @@ from hangdoc.evidence.logs import Aftermath
 RELEASES = frozenset({"release", "acquire", "notify", "notify_all", "set", "put", "submit", "__exit__"})
 # The innermost frame of a thread that waits for another one: a lock, a queue, an event, a pool's result.
 FOR_THREADS = re.compile(r"/lib/python3[^/]*/(threading|queue|concurrent/futures/\w+)\.py$")
+_RUNS_TASKS = re.compile(r"/asyncio/events\.py:_run$")  # asyncio.Handle, which calls back into a task
 SLEEPS = frozenset({"sleep", "wait"})
+STOPS_LOOP = ", and its event loop runs no other task meanwhile"
 MAX_OTHERS = 3  # listed beside the thread that trains
 
 
@@ -106,7 +108,11 @@ def _asleep(case: Case, key: Key, threads: Threads, main: int) -> MutexFacts:
         return FREE
     who, where = threads.name(main), threads.site(main)
     line = f"{who} waits at {where} for another thread of its process, but none of its threads runs"
-    others = (f"{threads.name(tid)} waits at {site}" for tid, site in threads.in_user_code() if tid != main)
+    others = (
+        f"{threads.name(tid)} waits at {site}{STOPS_LOOP if threads.runs_event_loop(tid) else ''}"
+        for tid, site in threads.in_user_code()
+        if tid != main
+    )
     return MutexFacts(stuck=True, how="asleep", sure=False, lines=(line, *islice(others, MAX_OTHERS)))
 
 
@@ -234,6 +240,12 @@ class Threads:
     def in_user_code(self) -> Iterator[tuple[int, str]]:
         """The threads with a frame of the user's own code, and where they are."""
         yield from ((tid, path.user.site) for tid, path in self.paths.items() if path.own and path.user)
+
+    def runs_event_loop(self, tid: int) -> bool:
+        """It waits within a callback of its loop of asyncio, not for the next event."""
+        frames = [frame for frame in self.paths[tid].frames if not frame[3]] if tid in self.paths else []
+        at = next((at for at, frame in enumerate(frames) if _RUNS_TASKS.search(f"{frame[1]}:{frame[0]}")), 0)
+        return at > 0 and "selectors.py" not in frames[0][1]
 
     def name(self, tid: int) -> str:
         return next((s.name for s in self.stacks.threads if s.tid == tid and s.name), None) or f"thread {tid}"

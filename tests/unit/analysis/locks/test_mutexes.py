@@ -221,3 +221,16 @@ def test_a_wait_for_threads_of_which_none_runs(
     threads = [thread(stage, OTHER, "upload", 14) if one == "upload" else one for one in extra]
     facts = judged(stage, Locks(sleeping), threads, looks=6, inner=inner)
     assert (facts.stuck, facts.how) == (stuck, "asleep" if stuck else None)
+
+
+def test_a_thread_that_stops_its_own_event_loop_says_so(stage: Stage) -> None:
+    asyncio = "/usr/lib/python3.11/asyncio"
+    frames = (
+        Frame("wait", "/usr/lib/python3.11/threading.py", 320),
+        Frame("result", "/usr/lib/python3.11/concurrent/futures/_base.py", 451),
+        Frame("upload", str(stage.path), 14, "job.py"),
+        Frame("_run", f"{asyncio}/events.py", 80),
+        Frame("run_forever", f"{asyncio}/base_events.py", 607),
+    )
+    facts = judged(stage, Locks((MAIN, OTHER)), [Stack(OTHER, "loop", frames)], looks=6, inner=QUEUE)
+    assert facts.lines[1] == "loop waits at upload (job.py:14), and its event loop runs no other task meanwhile"
