@@ -61,6 +61,7 @@ GROUPS = (
     "thirtysixth",
     "thirtyseventh",
     "thirtyeighth",
+    "thirtyninth",
 )
 CLASSES = (
     "collective_wait",
