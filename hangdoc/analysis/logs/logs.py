@@ -108,6 +108,7 @@ class LogsFacts:
     port: str | None = None  # port that was already in use
     misled: str | None = None  # rendezvous address at which something other than a store answered
     unreached: str | None = None  # rendezvous address that it could not reach
+    dropped: str | None = None  # exception: its connection to the rendezvous address was closed before it had joined
     unmeshed: str | None = None  # log line: after the rendezvous it could not connect to its peers (gloo)
     refused: str | None = None  # address of a peer that refused its connection
     awaits: int | None = None  # rank that never published its address
@@ -120,6 +121,7 @@ class LogsJob:
     read: bool = False  # a log was read
     ranks: int = 0  # ranks with a log
     behind: tuple[Suspect, ...] = ()  # ranks that never arrived (see LogsFacts.behind) and left no evidence
+    behind_why: str | None = None  # the evidence for the first of them
     absent: tuple[Suspect, ...] = ()  # ranks without a log, if the world size is known and they are few
     waited: str | None = None  # collective that most ranks timed out in: "ALLREDUCE 1900", "ALLGATHER 7 of group 2"
     waited_s: float | None = None  # how long the first of them waited (s)
@@ -177,6 +179,7 @@ class LogsJob:
     unreached: str | None = None  # rendezvous address that could not be reached
     unresolved: bool = False  # only because its name was unknown, at least for a time
     unresolved_on: tuple[Suspect, ...] = ()  # the only host on which it was
+    dropped: str | None = None  # exception: the rendezvous address closed a connection before the rank had joined
     unmeshed: str | None = None  # log line: a rank could not connect to its peers (gloo)
     refused: str | None = None  # address that refused a connection
     awaits: int | None = None  # rank that never published its address
@@ -397,6 +400,7 @@ def _job_facts(case: Case, job: _Findings, errors: Mapping[Key, LogEvent]) -> Lo
         read=True,
         ranks=len(logs.ranks),
         behind=tuple(Suspect(rank) for rank in sorted(job.behind) if rank not in logs.keys),
+        behind_why=next((one.why for rank, one in sorted(job.behind.items()) if rank not in logs.keys), None),
         absent=tuple(Suspect(rank) for rank in absent) if logs.ranks else (),
         waited=_waited(job.groups) or _waited_by_some_rank(logs),
         waited_s=_waited_s(logs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -9,6 +10,8 @@ from hangdoc.analysis import Key
 from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, followed, known_host, number
 from hangdoc.evidence.logs import LogEvent
 
+_CLOSED = re.compile(r"[Cc]onnection (?:was )?(?:likely )?(?:reset|closed)|[Bb]roken pipe")
+_MAKES_STORE = re.compile(r"_create_(?:c10d|tcp)_store \(")  # rendezvous.py, c10d_rendezvous_backend.py
 NAMELESS = "(its name is not in the log)"
 OF_NAME = "its host name resolves to none of its addresses"
 
@@ -20,6 +23,7 @@ class RendezvousFields(TypedDict, total=False):
     misled: str
     unreached: str
     unmeshed: str
+    dropped: str
     refused: str
     awaits: int
 
@@ -101,8 +105,15 @@ def _add(fields: RendezvousFields, event: LogEvent) -> None:
         fields["port"] = event.fields.get("address") or event.fields.get("port") or "a port"
     elif event.kind == "not_a_store":
         fields["misled"] = f"{event.fields['address']}:{event.fields['port']}"
+    elif event.kind == "exception" and _joins_store(event) and _CLOSED.search(event.text):
+        fields["dropped"] = event.text
     elif event.kind == "unreachable":
         fields["unreached"] = f"{event.fields.get('address', '?')}:{event.fields.get('port', '?')}"
+
+
+def _joins_store(event: LogEvent) -> bool:
+    """True if an exception was raised while the store was made: in `TCPStore()`, or in torch's function around it."""
+    return "TCPStore(" in event.fields.get("innermost", "") or bool(_MAKES_STORE.match(event.fields.get("site", "")))
 
 
 def _add_loopback_neighbours(found: RendezvousErrors) -> None:

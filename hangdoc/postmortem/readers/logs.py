@@ -19,7 +19,7 @@ from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source, interr
 from hangdoc.postmortem.readers._logs.catalogue import EVERY_RANK, LinePattern, anchors, patterns_by_anchor
 from hangdoc.postmortem.readers._logs.collect import LogCollector
 from hangdoc.postmortem.readers._logs.figures import read_figures
-from hangdoc.postmortem.readers._logs.prefixes import Line, parse, prefix_style
+from hangdoc.postmortem.readers._logs.prefixes import Line, PrefixStyle, parse, prefix_style
 from hangdoc.postmortem.readers._logs.scan import (
     AnchorSearch,
     MatchedLine,
@@ -69,7 +69,7 @@ class LogReader:
                 if (in_file := source.line_number(matched.number)) != matched.number:
                     matched = replace(matched, number=in_file)
                 if found := _anchors_in(matched, search, counts):
-                    for pattern, line, match in _events(matched, parse(matched.text, style), found):
+                    for pattern, line, match in _events(matched, parse(matched.text, style), found, style):
                         collector.add(pattern.kind, matched, line, match)
         if packed:
             context.progress(source.size)
@@ -127,7 +127,9 @@ def _anchors_in(matched: MatchedLine, search: AnchorSearch, counts: dict[str, in
     return found
 
 
-def _events(matched: MatchedLine, line: Line, found: list[str]) -> Iterator[tuple[LinePattern, Line, re.Match[str]]]:
+def _events(
+    matched: MatchedLine, line: Line, found: list[str], style: PrefixStyle
+) -> Iterator[tuple[LinePattern, Line, re.Match[str]]]:
     """The events in a line; if it was hard-wrapped, in the line joined with the next ones."""
     kinds: set[str] = set()
     joined: tuple[str, ...] = ()
@@ -136,7 +138,7 @@ def _events(matched: MatchedLine, line: Line, found: list[str]) -> Iterator[tupl
             continue
         match = pattern.match.search(line.text)
         if match is None:
-            joined = joined or _with_next_lines(matched, line)
+            joined = joined or _with_next_lines(matched, line, style)
             found_in = (pattern.match.search(text) for text in joined)
             match = next((match for match in found_in if match and match.start() <= len(line.text)), None)
         if match is not None:
@@ -144,10 +146,11 @@ def _events(matched: MatchedLine, line: Line, found: list[str]) -> Iterator[tupl
             yield pattern, line, match
 
 
-def _with_next_lines(matched: MatchedLine, line: Line) -> tuple[str, ...]:
-    """The line and those after it as one, as if it was wrapped between words, or anywhere."""
+def _with_next_lines(matched: MatchedLine, line: Line, style: PrefixStyle) -> tuple[str, ...]:
+    """The line and those after it as one, as if it was wrapped between words, or anywhere; or printed as several."""
     after = list(matched.after(4))
-    return " ".join([line.text, *(text.strip() for text in after)]), "".join([line.text, *after])
+    wrapped, printed = (text.strip() for text in after), (parse(text, style).text.strip() for text in after)
+    return (*(" ".join([line.text, *texts]) for texts in (wrapped, printed)), "".join([line.text, *after]))
 
 
 @cache

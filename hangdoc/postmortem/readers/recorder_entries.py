@@ -46,6 +46,8 @@ _DANGLING = re.compile(r",(?=\s{0,200}[\]}])")
 _TRANSFER = re.compile(r":(?:send|recv)")  # several have the number of the last collective
 _STATES = frozenset({"scheduled", "started", "completed"})
 _RANK = re.compile(r"(?<![A-Za-z])(?:global[ _]?)?rank[\s:=#_\[]{0,3}(\d{1,6})|^\s{0,4}\[(\d{1,6})\]", re.IGNORECASE)
+# A heading: the name of a dump, such as `== /tmp/nccl_trace_rank_3`.
+_FILE_NAME = re.compile(r"\W{0,12}[\w./-]{0,100}_trace_rank_?(\d{1,6})(?:\.\w{1,8})?\W{0,12}")
 _FRAME = re.compile(r"(?P<name>[^\s:]{1,200})(?: |, | \(| @ )(?P<filename>\S{1,400}?):(?P<line>\d{1,9})\)?")
 _TEXT = re.compile(r"\"(?:[^\"\\]|\\.){0,4000}\"|'(?:[^'\\]|\\.){0,4000}'")
 
@@ -90,6 +92,9 @@ def _documents(lines: Iterable[str]) -> Iterator[tuple[int | None, Any]]:
         if not open_lines:
             found = _ROW.match(text) or _OPENING.match(text)
             if not found:
+                if named := _FILE_NAME.fullmatch(text):
+                    rank = int(named[1])
+                    continue
                 hints.observe(text)
                 rank = hints.rank if hints.updated else None if text.strip() and "ank" in text else rank
                 continue
