@@ -214,7 +214,8 @@ def _usual_line(looks: Sequence[Look]) -> tuple[str | None, float | None]:
     With the innermost function below it in which most of them are, at whatever line.
     """
     least = HALF * len(looks)
-    depth, paths = _in_common([look.own for look in looks], least, lambda step: step.site)
+    own = [[step for step in look.own if step.function != "<module>"] for look in looks]
+    depth, paths = _in_common(own, least, lambda step: step.site)
     if depth == 0 or len(looks) < LOCATED_LOOKS:
         return None, None
     step = paths[0][depth - 1]

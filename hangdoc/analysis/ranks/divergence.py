@@ -37,6 +37,7 @@ class DivergenceFacts:
     loop_counter: str | None = None  # counter of that loop
     loop_count: float | None = None  # its value on the side that is still in the loop
     even: bool | None = None  # both sides ran that loop equally often, by its counter
+    in_try: bool | None = None  # the call in that loop is in the body of a `try`: a swallowed exception leaves it out
     exit: str | None = None  # condition under which a side left that loop before its last iteration
     branch: str | None = None  # condition of the branch that only one side is in
     branch_line: int | None = None
@@ -257,7 +258,8 @@ def _facts(
     relation = relate(own, peer)
     outlier = number > 0
     arm = _within(relation.branch, own, peer) if relation.branch else ()
-    inside = _count(relation.loop, peer if relation.kind == "left_loop" else own) if relation.loop else None
+    within = peer if relation.kind == "left_loop" else own
+    inside = _count(relation.loop, within) if relation.loop else None
     counter = next(_counters(own, peer), None) if outlier else None
     laps = relation.laps if outlier else None
     own_ranks = (ranks[key], ranks[first])  # a variable that holds the rank differs by design
@@ -276,6 +278,7 @@ def _facts(
         loop_counter=inside[0] if inside else None,
         loop_count=inside[1] if inside else None,
         even=relation.even if relation.loop else None,
+        in_try=_is_in_try(relation.loop, within) if relation.loop else None,
         exit=relation.exit,
         branch=_condition(relation.branch) if relation.branch else None,
         branch_line=relation.branch.line if relation.branch else None,
@@ -345,6 +348,17 @@ def _count(loop: Loop, path: Steps) -> tuple[str, float] | None:
             values = ((name, step.variables[name].number) for name in loop.counters if name in step.variables)
             return next(((name, value) for name, value in values if value is not None), None)
     return None
+
+
+def _is_in_try(loop: Loop, path: Steps) -> bool:
+    """True if user code of the rank inside the loop is in the body of a `try` within it."""
+    depth = next((depth for depth, step in enumerate(path) if step.place and loop in step.place.loops), len(path))
+    return any(
+        not branch.test and branch.arm == "body" and (below or branch.line > loop.first)
+        for below, step in enumerate(path[depth:])
+        if step.place and not is_library(step.file)
+        for branch in step.place.branches
+    )
 
 
 def _will_arrive(relation: Relation) -> bool | None:

@@ -195,3 +195,27 @@ def test_a_rank_that_is_ahead_in_the_same_iteration(
     facts = stage.facts([waiting, waiting, in_c10d("all_reduce", (function, line + 1), variables=ahead)])
     position = facts.ranks[2].divergence
     assert (position.relation, position.outer, position.same_lap) == ("ahead", counter, same)
+
+
+SWALLOWS = """\
+import torch.distributed as dist
+
+def train(loader):
+    for step, batch in enumerate(loader):
+        try:
+            loss(batch).backward()
+        except ValueError:
+            skipped += 1
+        dist.all_reduce(skipped)
+
+def main():
+    train(loader)
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(("line", "swallows"), [(6, True), (9, False)])
+def test_an_exception_may_have_left_out_a_call_in_the_body_of_a_try(tmp_path: Path, line: int, swallows: bool) -> None:
+    inside = in_backward(("main", 12), ("train", line))
+    facts = Stage(SWALLOWS, tmp_path).facts([inside, inside, in_c10d("barrier", ("main", 13))])
+    assert (facts.ranks[2].divergence.relation, facts.ranks[2].divergence.in_try) == ("left_loop", swallows)
