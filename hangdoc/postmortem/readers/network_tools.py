@@ -361,7 +361,7 @@ def _version(reading: _Reading, host: str | None, text: str) -> None:
         reading.add(host, "software_version", text, package=name.lower(), version=version)
         if host in reading.speakers and name.lower() == "nccl":
             reading.speakers[host] = True
-    elif name.lower() == "nccl":
+    elif name.lower() == "nccl" and len(reading.unsigned) < MAX_ALIASES:
         reading.unsigned.setdefault(version, text)
 
 
