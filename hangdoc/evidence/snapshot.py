@@ -32,7 +32,7 @@ class End(Record, frozen=True):
     oom_kills: int | None = None  # increase of the OOM kill counter in the seconds before
     oom_counter: str | None = None  # file of that counter
     kernel: tuple[str, ...] = ()  # lines of the kernel log about the process
-    no_python: bool | None = None  # a thread that runs no Python raised the signal; None: unknown
+    native_thread: bool | None = None  # a thread that runs no Python raised the signal; None: unknown
 
 
 class RankEvidence(Record, frozen=True):

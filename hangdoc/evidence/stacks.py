@@ -37,7 +37,7 @@ class Loop(Record, frozen=True):
     header: str  # its source text, shortened
     counters: tuple[str, ...]  # loop targets, and names that the body increments
     exits: tuple[str, ...] = ()  # conditions under which the body leaves the loop early, by `break` or `return`
-    open_exit: bool = False  # it also leaves it without a condition: `except StopIteration: break`
+    unconditional_exit: bool = False  # it also leaves it without a condition: `except StopIteration: break`
 
 
 class Branch(Record, frozen=True):

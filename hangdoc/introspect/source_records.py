@@ -12,9 +12,11 @@ from hangdoc.redaction.text import redact_source
 WIDTH = 120  # characters kept of a line or an expression
 
 
-def _loop(first: int, last: int, header: str, counters: Iterable[str], exits: Iterable[str], open_exit: bool) -> Loop:
+def _loop(
+    first: int, last: int, header: str, counters: Iterable[str], exits: Iterable[str], unconditional: bool
+) -> Loop:
     tests = tuple(map(redacted_source, exits))
-    return Loop(first, last, redacted_source(header), tuple(map(_cut, counters)), tests, open_exit)
+    return Loop(first, last, redacted_source(header), tuple(map(_cut, counters)), tests, unconditional)
 
 
 def places_of(answer: Any) -> Iterator[tuple[int, Place]]:

@@ -108,9 +108,11 @@ def _standing(ranks: Iterable[Any]) -> str:
     groups: dict[str, list[Any]] = {}
     for rank in ranks:
         doing = rank.stack.op or rank.stack.phase
-        site = where(rank)
-        last = "exited, last seen at " + rank.exit.site if rank.exit.site else doing
-        groups.setdefault(f"{doing} at {site}" if site else last, []).append(rank)
+        if site := where(rank):
+            doing = f"{doing} at {site}"
+        elif rank.exit.site:
+            doing = f"{doing}, last seen at {rank.exit.site}"
+        groups.setdefault(doing, []).append(rank)
     if len(groups) == 1:
         return next(iter(groups))
     return ", ".join(f"{doing} on {name_processes(group)}" for doing, group in groups.items())

@@ -7,7 +7,7 @@ storage. On a named pipe a writer may still come, unless every process that has 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -56,6 +56,7 @@ class StorageFacts:
 
 
 UNSEEN = StorageFacts()
+_STREAMS: Mapping[int | None, str] = {1: "stdout", 2: "stderr"}  # by file descriptor
 
 
 class StorageDetector(Detector[StorageFacts, None]):
@@ -243,8 +244,7 @@ def _peer_computed(same: Sequence[tuple[float, FileCall]]) -> bool:
 
 
 def _stream(call: FileCall) -> str | None:
-    piped = call.writes and call.kind in ("pipe", "fifo")
-    return {1: "stdout", 2: "stderr"}.get(call.fd) if piped and call.fd is not None else None
+    return _STREAMS.get(call.fd) if call.writes and call.kind in ("pipe", "fifo") else None
 
 
 def _target(call: FileCall) -> str:

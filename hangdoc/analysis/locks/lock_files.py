@@ -29,7 +29,7 @@ class LockFileFacts:
     advancing: bool | None = None  # a living process outside the job's ranks holds the file and may release it
     idle: bool = False  # the processes outside of the job that hold it do nothing
     inherited: bool = False  # only idle processes that a rank started hold it: they have inherited its open file
-    lends: bool = False  # this rank started them
+    started_holder: bool = False  # this rank started these processes
     path: str | None = None
     kind: str | None = None  # baton | filelock | kernel | loop | database
     age_s: float | None = None  # age of the file, seconds
@@ -49,10 +49,10 @@ class LockFileDetector(Detector[LockFileFacts, None]):
     def derive(self, case: Case) -> tuple[dict[Key, LockFileFacts], None]:
         facts = {key: _facts(case, key) for key in case.ranks}
         for key, own in tuple(facts.items()):
-            lender = key if own.inherited else _parent_of_holders(case, key) if own.idle else None
-            if lender is not None:
+            parent = key if own.inherited else _parent_of_holders(case, key) if own.idle else None
+            if parent is not None:
                 facts[key] = replace(facts[key], inherited=True, idle=False)
-                facts[lender] = replace(facts[lender], lends=True)
+                facts[parent] = replace(facts[parent], started_holder=True)
         blocks: dict[Key, list[int]] = {}
         for key in facts:
             for holder in _holder_ranks(case, key) if facts[key].path else ():

@@ -77,12 +77,8 @@ def failed_groups(logs: JobLogs) -> list[Group]:
     known = {(rank, sequence): group for group in found.values() for rank, sequence in group.failed.items()}
     shared = _shared_groups(known, pending)
     for rank, event in pending:
-        _add(
-            shared.get(_numbered_call(rank, event)) or _group_of_unnamed(found, known, rank, event),
-            rank,
-            event,
-            timeout,
-        )
+        group = shared.get(_numbered_call(rank, event)) or _group_of_unnamed(found, known, rank, event)
+        _add(group, rank, event, timeout)
     for event in logs.all("lagging", "barrier_lacks", "joined"):
         group = _group(found, event)
         group.joined |= event.kind == "joined"

@@ -89,7 +89,7 @@ class FiguresJob:
     # Of these lines; the first of each rank waits for the workers to start and does not count. 0: no line says.
     loading_steps: int = 0
     odd: tuple[Suspect, ...] = ()
-    odd_is_root: bool = False  # only rank 0 is, from which wrappers copy the first state to the others
+    only_rank0_odd: bool = False  # only rank 0 is, from which wrappers copy the first state to the others
     apart: str | None = None  # name of a value that replicas have in common and that differs: "param checksum"
     apart_why: str | None = None  # "7be0 on ranks 1-3, c314 on rank 0"
     apart_kind: str | None = None  # state | grad | batch
@@ -447,7 +447,7 @@ def _parted(values: Sequence[Figure]) -> dict[str, Any]:
         named = [suspect(of, owner, Numbered()) for owner in odd]
         return {
             "odd": tuple(one for one in named if one is not None)[:MAX_SUSPECTS],
-            "odd_is_root": of == "rank" and odd == ["0"],
+            "only_rank0_odd": of == "rank" and odd == ["0"],
             "apart": name,
             "apart_why": _by_value(of, texts),
             "apart_kind": kind,

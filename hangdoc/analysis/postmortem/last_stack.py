@@ -190,7 +190,7 @@ def _ended_by_watchdog(case: Case, key: Key) -> bool:
 
     torch's heartbeat monitor does so to every rank once one has timed out (ProcessGroupNCCL.cpp, since torch 2.2).
     """
-    return bool(case.facts(ExitFacts)[key].no_python) and case.job(LogsJob).timeouts > 0
+    return bool(case.facts(ExitFacts)[key].native_thread) and case.job(LogsJob).timeouts > 0
 
 
 def _blocked_in(case: Case, key: Key) -> tuple[str | None, str | None, bool]:

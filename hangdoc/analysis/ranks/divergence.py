@@ -15,7 +15,7 @@ from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.call_path import CallPath, Frames, Step, Steps, Thread, is_library, per_path
 from hangdoc.analysis.ranks.conditions import negated, parts_by_rank
 from hangdoc.analysis.ranks.judged_thread import comparison_key, judged_thread, names_in
-from hangdoc.analysis.ranks.path_comparison import Relation, relate
+from hangdoc.analysis.ranks.path_comparison import Relation, depth_of, relate
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.evidence import Branch, Loop, Variable
 
@@ -36,7 +36,7 @@ class DivergenceFacts:
     loop_site: str | None = None  # function and line of that header: "fit (trainer.py:214)"
     loop_counter: str | None = None  # counter of that loop
     loop_count: float | None = None  # its value on the side that is still in the loop
-    even: bool | None = None  # both sides ran that loop equally often, by its counter
+    equal_laps: bool | None = None  # both sides ran that loop equally often, by its counter
     in_try: bool | None = None  # the call in that loop is in the body of a `try`: a swallowed exception leaves it out
     exit: str | None = None  # condition under which a side left that loop before its last iteration
     branch: str | None = None  # condition of the branch that only one side is in
@@ -277,7 +277,7 @@ def _facts(
         loop_site=_site_of(relation.loop, own, peer) if relation.loop else None,
         loop_counter=inside[0] if inside else None,
         loop_count=inside[1] if inside else None,
-        even=relation.even if relation.loop else None,
+        equal_laps=relation.equal_laps if relation.loop else None,
         in_try=_is_in_try(relation.loop, within) if relation.loop else None,
         exit=relation.exit,
         branch=_condition(relation.branch) if relation.branch else None,
@@ -352,8 +352,8 @@ def _count(loop: Loop, path: Steps) -> tuple[str, float] | None:
 
 def _is_in_try(loop: Loop, path: Steps) -> bool:
     """True if user code of the rank inside the loop is in the body of a `try` within it."""
-    depth = next((depth for depth, step in enumerate(path) if step.place and loop in step.place.loops), len(path))
-    return any(
+    depth = depth_of(loop, path)
+    return depth is not None and any(
         not branch.test and branch.arm == "body" and (below or branch.line > loop.first)
         for below, step in enumerate(path[depth:])
         if step.place and not is_library(step.file)

@@ -31,7 +31,7 @@ class ExitFacts:
     kind: str | None = None  # killed | crashed | aborted | failed | told | finished, see KINDS
     text: str | None = None  # "signal 9 (SIGKILL)", "exit code 1"
     first: bool | None = None  # it ended by a fault, and no rank of its host ended before it
-    no_python: bool | None = None  # a thread that runs no Python aborted it, as the watchdog of NCCL does
+    native_thread: bool | None = None  # a thread that runs no Python aborted it, as the watchdog of NCCL does
     unordered: bool | None = None  # other ranks of its host ended with an error at the same look
     oom: bool | None = None  # the kernel's OOM killer killed it
     oom_kills: int | None = None  # increase of its cgroup's oom_kill counter
@@ -96,7 +96,7 @@ def _facts(case: Case, key: Key) -> ExitFacts:
     return ExitFacts(
         kind=_kind(end),
         text=rank.exit,
-        no_python=end.no_python if end.signal == signal.SIGABRT else None,
+        native_thread=end.native_thread if end.signal == signal.SIGABRT else None,
         oom=bool(end.oom_kills) or any("ill" in line and "rocess" in line for line in end.kernel),
         oom_kills=end.oom_kills,
         oom_counter=end.oom_counter,

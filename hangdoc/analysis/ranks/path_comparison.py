@@ -50,7 +50,7 @@ class Relation:
     branch: Branch | None = None  # that only one is in; or, within `loop`, the condition around the call that waits
     common: tuple[Loop, ...] = ()  # loops around both, in the function where they diverged
     exit: str | None = None  # the condition under which one of them left `loop` before its last iteration
-    even: bool = False  # both ran `loop` equally often, by its counter: one of them left out a call in it
+    equal_laps: bool = False  # both ran `loop` equally often, by its counter: one of them left out a call in it
     laps: Laps | None = None  # in the loops around both, in any function; None: no counter is visible
     below: bool = False  # `branch` is in a function called after they diverged, in a place whose source was not seen
 
@@ -171,8 +171,13 @@ def _by_laps(found: Relation, a: Steps, b: Steps) -> Relation:
     if found.branch and parts_by_rank(found.branch.test):
         found = replace(found, branch=None)
     if found.loop and _ran_equally_often(found.loop, outside[0], inside):
-        return replace(found, even=True, branch=found.branch or _condition_in(inside, found.loop, certain=False))
+        return replace(found, equal_laps=True, branch=found.branch or _condition_in(inside, found.loop, certain=False))
     return replace(found, exit=_early_exit(found.loop, outside, inside) if found.loop else None)
+
+
+def depth_of(loop: Loop, path: Steps) -> int | None:
+    """The outermost of these frames that is inside the loop; None: none is."""
+    return next((depth for depth, step in enumerate(path) if step.place and loop in step.place.loops), None)
 
 
 def _ran_equally_often(loop: Loop, outside: Step, inside: Steps) -> bool:
@@ -181,7 +186,7 @@ def _ran_equally_often(loop: Loop, outside: Step, inside: Steps) -> bool:
     One that waits in the loop's own line has begun another iteration, which is not counted yet. Loops within it may
     have run more often on one of them.
     """
-    depth = next((depth for depth, step in enumerate(inside) if step.place and loop in step.place.loops), None)
+    depth = depth_of(loop, inside)
     if depth is None or inside[depth].function != outside.function or inside[depth].line == loop.first:
         return False
     step = inside[depth]
@@ -190,7 +195,7 @@ def _ran_equally_often(loop: Loop, outside: Step, inside: Steps) -> bool:
     if _is_each_in_its_way(inside[depth:]):
         return False
     ended = _ran_out(loop, outside.variables)
-    if ended is False or (ended is None and (loop.exits or loop.open_exit)):
+    if ended is False or (ended is None and (loop.exits or loop.unconditional_exit)):
         return False
     counts = [
         (here.number, there.number)
@@ -207,7 +212,7 @@ def _rank_test_in(inside: Steps, loop: Loop, outside: Step) -> Branch | None:
     None if the test proves nothing: every rank may make the call from an arm of its own (a send and its receive, a
     gather and its root), or the ranks past the loop ran fewer iterations.
     """
-    depth = next((depth for depth, step in enumerate(inside) if step.place and loop in step.place.loops), None)
+    depth = depth_of(loop, inside)
     if depth is None or _is_each_in_its_way(inside[depth:]):
         return None
     counts = inside[depth].variables
@@ -238,7 +243,7 @@ def _early_exit(loop: Loop, outside: Steps, inside: Steps) -> str | None:
     That loop counts, or ends by a condition that is no comparison of numbers. A loop over data may just have fewer
     iterations. A condition with the same result on every rank parts none.
     """
-    depth = next((depth for depth, step in enumerate(inside) if step.place and loop in step.place.loops), None)
+    depth = depth_of(loop, inside)
     if depth is None:
         return None
     step = inside[depth]

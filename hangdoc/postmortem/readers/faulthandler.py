@@ -144,7 +144,7 @@ class _Parser:
             self._threads[-1].name = "MainThread"
         record = stacks_record(self._threads)
         if self._process is not None and record is not None:
-            end = End(signal=self._fatal, no_python=not self._current) if self._fatal is not None else None
+            end = End(signal=self._fatal, native_thread=not self._current) if self._fatal is not None else None
             more = (Piece(self._process, "end", end),) if end else ()
             self.pieces.append(Piece(self._process, "stacks", ProcessDump(self._process, record, more=more)))
         self._process, self._threads, self._fatal, self._current = None, [], None, False

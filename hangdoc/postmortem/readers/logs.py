@@ -149,8 +149,10 @@ def _events(
 def _with_next_lines(matched: MatchedLine, line: Line, style: PrefixStyle) -> tuple[str, ...]:
     """The line and those after it as one, as if it was wrapped between words, or anywhere; or printed as several."""
     after = list(matched.after(4))
-    wrapped, printed = (text.strip() for text in after), (parse(text, style).text.strip() for text in after)
-    return (*(" ".join([line.text, *texts]) for texts in (wrapped, printed)), "".join([line.text, *after]))
+    wrapped = " ".join([line.text, *(text.strip() for text in after)]), "".join([line.text, *after])
+    if line.text == matched.text.rstrip():  # no prefix, which each printed line would have
+        return wrapped
+    return (*wrapped, " ".join([line.text, *(parse(text, style).text.strip() for text in after)]))
 
 
 @cache

@@ -139,9 +139,9 @@ def test_held_by_a_process_that_another_rank_has_forked(stage: Stage) -> None:
     looks = [
         [At([("build", 2)], records={"lockfile": held}), in_c10d("barrier", ("build", 3), records={"cpu": parent})]
     ]
-    waiting, lender = (rank.lockfile for rank in stage.facts(*(looks * 4), every_s=3.0).ranks)
-    assert (waiting.inherited, waiting.idle, waiting.lends, waiting.stuck) == (True, False, False, True)
-    assert (lender.lends, lender.path) == (True, None)
+    waiting, started = (rank.lockfile for rank in stage.facts(*(looks * 4), every_s=3.0).ranks)
+    assert (waiting.inherited, waiting.idle, waiting.started_holder, waiting.stuck) == (True, False, False, True)
+    assert (started.started_holder, started.path) == (True, None)
 
 
 @pytest.mark.parametrize(

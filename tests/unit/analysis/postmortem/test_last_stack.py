@@ -73,13 +73,13 @@ def test_what_the_absent_rank_was_blocked_in() -> None:
     assert [rank.last_stack.absent for rank in found.ranks] == [None, None, True]
 
 
-@pytest.mark.parametrize("no_python", [True, False])
-def test_rank_that_the_watchdog_aborted_had_not_come(no_python: bool) -> None:
+@pytest.mark.parametrize("native_thread", [True, False])
+def test_rank_that_the_watchdog_aborted_had_not_come(native_thread: bool) -> None:
     saving = Stack(1, "MainThread", (Frame("_save", f"{TORCH}serialization.py", 9, "torch/serialization.py"),))
     peers = [(rank, record) for rank in range(2) for record in (dump(7, retired=False), logs(WAITED))]
-    found = facts(*peers, (2, dump(6)), (2, Stacks((saving,))), (2, End(signal=6, no_python=no_python)))
-    assert found.ranks[2].last_stack.absent is (no_python or None)
-    assert found.ranks[2].last_stack.blocked_in == ("writes" if no_python else None)
+    found = facts(*peers, (2, dump(6)), (2, Stacks((saving,))), (2, End(signal=6, native_thread=native_thread)))
+    assert found.ranks[2].last_stack.absent is (native_thread or None)
+    assert found.ranks[2].last_stack.blocked_in == ("writes" if native_thread else None)
 
 
 def test_rank_that_waits_for_threads_waits_for_their_lock() -> None:

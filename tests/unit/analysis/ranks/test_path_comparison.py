@@ -451,5 +451,5 @@ def test_ranks_that_ran_a_loop_equally_often(
     here = [Step(function, "job.py", outside, module.place(outside), numbers(i=counts[1]))]
     there = [Step(function, "job.py", inside, module.place(inside), numbers(i=counts[0]))]
     found, mirrored = relate(here, there), relate(there, here)
-    assert (found.even, mirrored.even) == (even, even)
+    assert (found.equal_laps, mirrored.equal_laps) == (even, even)
     assert (found.branch.test if found.branch else None) == ("not skip" if even and function == "train" else None)

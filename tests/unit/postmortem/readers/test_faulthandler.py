@@ -69,7 +69,7 @@ def test_of_a_process_with_very_many_dumps_the_newest_are_used(tmp_path: Path) -
 def test_fatal_error_is_an_exit() -> None:
     dumped, end = pieces("faulthandler", FOLDER / "crash.txt")
     assert stacks(dumped).threads[0].frames[0].function == "string_at"
-    assert (end.probe, end.record) == ("end", End(signal=11, no_python=False))
+    assert (end.probe, end.record) == ("end", End(signal=11, native_thread=False))
     assert end.process == dumped.process
 
 

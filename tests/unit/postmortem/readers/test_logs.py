@@ -575,7 +575,7 @@ def test_faulthandler_dump_in_a_log(prefix: str, tmp_path: Path) -> None:
     found = read(tmp_path, text, "rank_0.log")
     (stacks,) = [piece.record for piece in found if isinstance(piece.record, Stacks)]
     assert [frame.function for frame in stacks.threads[0].frames] == ["train", "<module>"]
-    assert ends(found) == {0: End(signal=11, no_python=True)}
+    assert ends(found) == {0: End(signal=11, native_thread=True)}
 
 
 def test_failure_table_of_torchelastic(tmp_path: Path) -> None:
