@@ -62,6 +62,7 @@ GROUPS = (
     "thirtyseventh",
     "thirtyeighth",
     "thirtyninth",
+    "fortieth",
 )
 CLASSES = (
     "collective_wait",
