@@ -227,6 +227,7 @@ REPEATED_LOSS = Threshold(5, "intervals with a loss", "chosen: two more than LOS
 HEAVY_LOSS = Threshold(0.1, "share of the segments", "chosen: no queue that overflows now and then loses so much")
 GOOD_SEGMENTS = Threshold(50, "segments", "chosen: enough to show a loss of LOSSY twice")
 GOOD_LOSS = Threshold(0.01, "share of the segments", "chosen: half of LOSS_THAT_SLOWS_TCP")
+HARDLY = Threshold(0.15, "of the losses in the other direction", "chosen: 20 expected and 3 seen is no chance")
 GOOD_BYTES = Threshold(0.25, "of the bytes of the slow link", "chosen: a link that carries less proves nothing")
 SLOW_WINDOW_S = Threshold(4.0, "s", "chosen: several steps of a job; one large message is no pattern")
 SLOW_BUSY = Threshold(0.4, "share of the time", "chosen: data in flight for less does not set the pace")

@@ -18,7 +18,18 @@ from hangdoc.analysis.network.data_connections import DataConnection, End, mirro
 from hangdoc.analysis.network.interfaces import end_interface, narrow, slow_below
 from hangdoc.analysis.network.throughput import NOTHING, Flow, flow, since_start, so_far
 from hangdoc.analysis.ranks.world import WorldJob
-from hangdoc.analysis.thresholds import FASTER_DIRECTION, GOOD_BYTES, GOOD_LOSS, GOOD_SEGMENTS, HALF, LOSSY_PAUSE_S
+from hangdoc.analysis.thresholds import (
+    CLOSER_REPEATS,
+    FASTER_DIRECTION,
+    GOOD_BYTES,
+    GOOD_LOSS,
+    GOOD_SEGMENTS,
+    HALF,
+    HARDLY,
+    LOSSY,
+    LOSSY_PAUSE_S,
+    LOSSY_REPEATS,
+)
 from hangdoc.evidence import Connection, Sockets
 from hangdoc.evidence.network import UNASKED, Echo, Echoes
 
@@ -37,6 +48,7 @@ class Faults:
     faults: Mapping[End, str]
     blamed: Mapping[Key, tuple[str, ...]]
     beyond: tuple[str, ...] = ()  # addresses of hosts to blame that are not seen
+    one_way: frozenset[End] = frozenset()  # lossy ends whose other direction is known to lose nothing
 
     def of(self, end: End) -> str:
         """The fault of what this end sends; empty: none."""
@@ -84,6 +96,9 @@ def find_faults(
         judged |= dict.fromkeys(before, "lossy")
     by_echo = [end for end, fault in judged.items() if fault == "lossy" and not flows[end].lossy]
     flows |= {end: so_far(ends[end].connection) for end in by_echo if flows[end].lost is None}
+    also = _also_lossy(judged, ends, flows, pairs)
+    flows |= also
+    judged |= dict.fromkeys(also, "lossy")
     found = {end: fault for end, fault in judged.items() if fault and not _answers_late(end, judged, rates)}
     by_rank: dict[Key, list[str]] = defaultdict(list)
     beyond: dict[str, None] = {}
@@ -93,7 +108,10 @@ def find_faults(
             if nodes_of[one.owner] in nodes and fault in (found.get(end), found.get(mirrored(end))):
                 by_rank[one.owner].append(fault)
         beyond.update((str(address), None) for host, address in sorted(nodes, key=str) if not host)
-    return Faults(flows, found, {key: tuple(dict.fromkeys(kinds)) for key, kinds in by_rank.items()}, tuple(beyond))
+    one_way = frozenset(end for end, fault in found.items() if fault == "lossy" and _loses_one_way(end, ends, flows))
+    return Faults(
+        flows, found, {key: tuple(dict.fromkeys(kinds)) for key, kinds in by_rank.items()}, tuple(beyond), one_way
+    )
 
 
 def _flow(one: Connection, history: tcp_counters.SocketHistory) -> Flow:
@@ -146,6 +164,43 @@ def _answers_late(end: End, found: Mapping[End, str], rates: Mapping[End, float]
     return rates.get(end, 0.0) >= FASTER_DIRECTION * rates.get(other, 0.0)
 
 
+def _also_lossy(
+    judged: Mapping[End, str], ends: Mapping[End, DataConnection], flows: Mapping[End, Flow], pairs: Mapping[End, Pair]
+) -> dict[End, Flow]:
+    """The ends for which less evidence will do, because a link of the job is known to be lossy; with their losses.
+
+    They are the other direction of a lossy link, lost much at once, or sent little in this window but lost much before.
+    """
+    lossy = {end for end, fault in judged.items() if fault == "lossy"}
+    found = {}
+    for end in [end for end, fault in judged.items() if not fault and _far(pairs[end])] if lossy else ():
+        sent = flows[end]
+        back = mirrored(end) in lossy and (sent.repeats or 0) >= CLOSER_REPEATS and (sent.lost or 0.0) >= LOSSY
+        if back or sent.loses_much:
+            found[end] = sent
+        elif not _good(sent) and (before := since_start(ends[end].connection)):
+            found[end] = before
+    return found
+
+
+def _loses_one_way(end: End, ends: Mapping[End, DataConnection], flows: Mapping[End, Flow]) -> bool:
+    """True if the other direction carried enough segments to show such a loss, but lost hardly any.
+
+    It may seem to lose some: where acknowledgements are lost, TCP retransmits what had arrived.
+    """
+    other, sent = mirrored(end), flows[end]
+    if other not in ends:
+        return False
+    back = flows[other] if sent.seconds else so_far(ends[other].connection)  # over the same time
+    as_much = (sent.lost or 0.0) * (back.segments or 0)  # segments
+    return as_much >= LOSSY_REPEATS and (back.repeats or 0) <= HARDLY * as_much
+
+
+def _good(sent: Flow) -> bool:
+    """True if the link carried enough, and hardly any of it was lost."""
+    return (sent.segments or 0) >= GOOD_SEGMENTS and (sent.lost or 0.0) < GOOD_LOSS
+
+
 def echo(case: Case, one: DataConnection) -> Echo:
     """Answers of the host at the other end to the echo requests."""
     record = case.record(one.owner, "echo")
@@ -165,7 +220,7 @@ def _fault(case: Case, one: DataConnection, sent: Flow, rate: float, pair: Pair)
         return {"small": "oversize", "some": "lossy"}.get(echo(case, one).passes, "dead")
     if not _far(pair):
         return ""
-    if sent.lossy:
+    if sent.lossy or (sent.repeats and echo(case, one).passes == "some"):
         return "lossy"
     return "slow" if sent.busy and sent.slow(rate, slow_below(case, one)) else ""
 
@@ -195,10 +250,7 @@ def _blamed(
         return _lost_among(case, nodes) or nodes
     worst = flows[min(bad, key=lambda end: flows[end].busy or 0.0)]
     if fault == "lossy":
-        much = {end: one for end, one in flows.items() if (one.segments or 0) >= GOOD_SEGMENTS}
-        good = {end for end, one in much.items() if (one.lost or 0.0) < GOOD_LOSS}
-        # Connections that sent little in this window, but lost much before.
-        bad |= {end for end in flows if end not in good and _far(pairs[end]) and since_start(ends[end].connection)}
+        good = {end for end, one in flows.items() if _good(one)}
         bad |= {end for end, one in ends.items() if echo(case, one).passes == "some"}
         lossy = {pairs[end] for end in bad}
         return nodes_to_blame(lossy, {pairs[end] for end in good - bad} | (passes - lossy))

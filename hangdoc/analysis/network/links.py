@@ -51,6 +51,7 @@ class LinkFacts:
     pmtu: int | None
     dead: bool | None  # at either end: data retransmitted in vain, peer silent for seconds; None: unknown
     fault: str = ""  # of what this end sends (see `link_faults`): oversize dead lossy slow
+    one_way: bool = False  # lossy, and the other direction shows that it is not
     sent: Flow = NOTHING  # sent by this end over the window
     sent_a_step: float | None = None  # bytes per training step; None: step time unknown
     segment_bytes: int | None = None  # maximum segment size
@@ -116,6 +117,7 @@ def _link(links: Links, data: DataConnection) -> LinkFacts:
         pmtu=one.pmtu,
         dead=links.dead.get(data.end, False),
         fault=links.faults.of(data.end),
+        one_way=data.end in links.faults.one_way,
         sent=sent,
         sent_a_step=a_step,
         segment_bytes=one.segment_bytes,

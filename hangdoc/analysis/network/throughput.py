@@ -14,6 +14,7 @@ from statistics import median
 from hangdoc.analysis.thresholds import (
     CLOSER_BUSY,
     CLOSER_REPEATS,
+    HEAVY_LOSS,
     IN_EACH_PART,
     LOSSY,
     LOSSY_LIFE_REPEATS,
@@ -66,17 +67,22 @@ class Flow:
         """True if the link loses packets all the time, not only when a queue overflows."""
         if (self.lost or 0.0) < LOSSY or (self.repeats or 0) < LOSSY_REPEATS or self.times < LOSSY_TIMES:
             return False
-        often = self.steady or 0.0
-        return often >= LOSSY_STEADY and (often >= MOSTLY or not self.queue_full)
+        often, heavy = self.steady or 0.0, (self.lost or 0.0) >= HEAVY_LOSS
+        return often >= LOSSY_STEADY and (heavy or often >= MOSTLY or not self.queue_full)
+
+    @property
+    def loses_much(self) -> bool:
+        """True if many segments were lost and no queue overflowed, perhaps at once."""
+        return (self.lost or 0.0) >= HEAVY_LOSS and (self.repeats or 0) >= LOSSY_REPEATS and not self.queue_full
 
     def slow(self, rate: float, limit: float) -> bool:
-        """True if the link is busy most of the time at a `rate` below `limit` (bytes/s), and the receiver would take
-        more.
+        """True if the link is busy most of the time at a `rate` below `limit` (bytes/s), the receiver would take more,
+        and the losses do not explain it.
 
         If packets queue all the time, the link is saturated, even at a higher rate.
         """
         most = SATURATED * limit if self.queue_full else limit
-        if (self.seconds or 0.0) < SLOW_WINDOW_S or self.lossy or rate > most:
+        if (self.seconds or 0.0) < SLOW_WINDOW_S or self.lossy or self.loses_much or rate > most:
             return False
         held_up = (self.busy or 0.0) >= SLOW_BUSY and (self.busy_least or 0.0) >= SLOW_BUSY * IN_EACH_PART
         return held_up and (self.waiting or 0.0) >= SLOW_WAITING and (self.shut or 0.0) <= SHUT

@@ -27,8 +27,9 @@ MAX_HEADING = 200  # characters of a heading
 MAX_PROSE = 1_000  # characters of a line of prose
 LOCAL_PIDS = -(10**5)  # stands for the PID of GPU 0 of a host, below it those of its other GPUs
 
-_RANK = re.compile(  # `rank 3`, `global_rank=3`, `local rank 0 (global 8)`
-    r"(?<![A-Za-z_])(?:(?:(?:(?:global|world)[ _-]?)?rank|procid)[\s:=#_-]{0,4}|(?<=\()global[ :=]{1,3})"
+_RANK = re.compile(  # `rank 3`, `global_rank=3`, `local rank 0 (global 8)`, `SLURM_PROCID=3`
+    r"(?<![A-Za-z_])(?:(?:(?:(?:global|world|OMPI_COMM_WORLD|MV2_COMM_WORLD|PMIX?)[ _-]?)?rank|(?:SLURM_)?procid)"
+    r"[\s:=#_-]{0,4}|(?<=\()global[ :=]{1,3})"
     r"(\d{1,6})(?!\d)",
     re.IGNORECASE,
 )
@@ -88,6 +89,12 @@ _LOG_TITLE = re.compile(
     r"(?P<rank>\d{1,5})\.(?:txt|log|out|err|dump) <==(?:\s{1,8}\((?P<these>(?:(?P=stem)[._-]?\d{1,5}[ ,]{1,2}){0,64}"
     r"(?P=stem)[._-]?\d{1,5})[:,]? (?:are |is )?(?:all )?(?:exactly )?(?:the )?(?:same|identical|alike)\b[^()\n]{0,40}"
     r"\))?\s*",
+    re.IGNORECASE,
+)
+# What a script that folds equal stacks prints above each: `== group A: 7 of 8 ranks  [0 1 2 3 4 6 7] ==`
+_FOLDED = re.compile(
+    r"\s{0,4}[=\-#*]{2,8}[^\n\[\]()]{0,60}\branks?\b[\s:=]{0,4}[\[(]\s?(?P<ranks>\d{1,6}(?:[ ,]{1,3}\d{1,6}){0,256})"
+    r"\s?[\])][\s:=\-#*]{0,12}",
     re.IGNORECASE,
 )
 _SHORT = re.compile(r"(?<![A-Za-z_\d.])r(\d{1,5})(?![\w.])", re.IGNORECASE)
@@ -304,6 +311,10 @@ class OwnerHints:
         if short := _SHORT_HEADING.fullmatch(text):
             head, mark, note = short["rest"].partition("(")
             text = _SHORT.sub(r"rank \1", head) + mark + _SHORT.sub(r"\1", note)
+        if folded := _FOLDED.fullmatch(text):
+            self._announce(tuple(dict.fromkeys(map(int, re.findall(r"\d+", folded["ranks"])))))
+            self._since = 0
+            return
         if title := _LOG_TITLE.fullmatch(text):
             these = ", ".join(re.findall(r"\d+", title["these"] or ""))
             text = f"== rank {title['rank']} ==" if not these else f"== rank {title['rank']} ({these} the same) =="

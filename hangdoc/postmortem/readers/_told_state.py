@@ -20,11 +20,17 @@ _STANDS = re.compile(
     r"|\b(?:stops?|stopped|ends?) (?:here|there|moving|dead|forever)\b|^\W{0,4}(?:and )?(?:this time )?forever\b"
     r"|\b(?:nothing|silence|no (?:more )?(?:output|lines?|prints?|progress))\b.{0,30}?\b"
     r"(?:happens|moves|comes|for (?:\w{1,8} ){0,3}(?:hours?|min(?:ute)?s?|h|days?)|since|any ?more|after th(?:at|is))\b"
+    r"|\bno (?:further|new|more) (?:records?|entries|messages?|lines?|output)\b"
+    r"|\bnothing (?:was|is|has been|gets) (?:added|written|printed|logged)\b"
+    r"|\b\d{1,4} ?(?:h|hours?|min(?:ute)?s?|days?)"
+    r" (?:of (?:silence|nothing)|without (?:an? |any )?(?:line|output|progress))\b"
     r"|\b(?:been|sits|standing|stands) (?:like (?:this|that) )?(?:there )?(?:for|since)\b",
     re.IGNORECASE,
 )
 _OTHERWISE = re.compile(
-    r"[?=#$%>]|\b(?:not?|never|n't|without|if|unless|when|whenever|would|could|may|might|used to|no longer"
+    r"[?=#$%>]|\bno\b(?! (?:(?:further|new|more) )?(?:records?|entries|messages?|lines?|output|prints?|progress)\b)"
+    r"|\bwithout\b(?! (?:an? |any )?(?:line|output|progress)\b)"
+    r"|\b(?:not|never|n't|if|unless|when|whenever|would|could|may|might|used to|no longer"
     r"|last (?:week|month|time)|yesterday|earlier|fixed|avoid|prevents?|timeout|watchdog|detect\w{0,4}|ask\w{0,3}"
     r"|whether|something|nothing (?:hangs|is stuck)|potential\w{0,2}|is(?:n't| not) a hang)\b",
     re.IGNORECASE,

@@ -30,6 +30,7 @@ MAX_LINE = 8_000  # characters
 MAX_CALLS = 200  # of one chain
 MAX_STACKS = 2_000  # of one text
 MAX_RANKS = 4_096  # of one stack
+LIST_GAP = 2  # lines from one rank of a list to the next
 
 _NUMBERS = r"\d{1,6}(?:\s{0,2}(?:,|-|\u2013|/|&|and|to|\.\.)\s{0,2}\d{1,6}){0,64}"
 _OWNER = re.compile(
@@ -53,8 +54,8 @@ _HOST_OF = re.compile(  # a host with its ranks
     r"(?:(?:all(?: \d{1,6})?|each|both)[ :]{1,4})?(?=[A-Za-z<].{0,400}\.py:\d)"
 )
 _HOST_ABOVE = re.compile(r"\s{0,8}([A-Za-z][\w.-]{0,60}) ?(?:[\[(][^\[\]()]{1,40}[\])])?:\s*")  # rows of ranks
-_OUTER_FIRST = r"\s{1,4}(?:-+>|=+>|\u2192|\u21d2|>+|\u203a|\u00bb)\s{1,4}"
-_INNER_FIRST = r"\s{1,4}(?:<-+|<=+|\u2190|\u21d0|<+|\u2039|\u00ab)\s{1,4}"
+_OUTER_FIRST = r"\s{1,40}(?:-+>|=+>|\u2192|\u21d2|>+|\u203a|\u00bb)\s{1,4}"
+_INNER_FIRST = r"\s{1,40}(?:<-+|<=+|\u2190|\u21d0|<+|\u2039|\u00ab)\s{1,4}"
 _SEPARATORS = tuple(map(re.compile, (_OUTER_FIRST, _INNER_FIRST, r"\s{0,2};\s{0,2}")))
 _FUNCTION = r"(?P<function>(?:[A-Za-z_]\w{0,80}\.){0,6}(?:[A-Za-z_]\w{0,80}|<[a-z]{1,12}>))(?:\(\))?"
 _FILE = r"(?P<file>[\w./+<>\[\]-]{1,300}?\.pyx?)"
@@ -126,6 +127,7 @@ class _Stack:
     known: bool = True  # it names a file and a line, or a function of torch
     code: bool = True  # it looks like code, not like a list of what is done in turn
     open: bool = False  # frames may follow below it
+    line: int = 0  # of the text
     host: str | None = None
 
 
@@ -145,7 +147,8 @@ class CallChainReader:
         source = text_source(source, context)
         stacks = stacks_in(_numbered(source, text_lines(source, context)))
         if context.taken & DUMPS:
-            stacks = [stack for stack in stacks if stack.frames[0].native]
+            listed = _in_lists(stacks)
+            stacks = [stack for stack in stacks if stack.frames[0].native or stack.line in listed]
         for rank, stack in _by_rank(stacks):
             thread = ThreadBuilder(0, "MainThread")
             for frame in stack.frames:
@@ -177,12 +180,25 @@ def _by_rank(stacks: Sequence[_Stack]) -> Iterator[tuple[int, _Stack]]:
     yield from sorted(found.items())
 
 
+def _in_lists(stacks: Sequence[_Stack]) -> set[int]:
+    """The lines of lists of ranks in ascending order, one a line; a line between two of them may be another."""
+    listed: set[int] = set()
+    run: list[_Stack] = []
+    for stack in stacks:
+        if run and not (0 < stack.line - run[-1].line <= LIST_GAP and stack.ranks > run[-1].ranks):
+            run = []
+        run.append(stack)
+        if len(run) >= _LEAST_ROWS:
+            listed.update(one.line for one in run)
+    return listed
+
+
 def stacks_in(lines: Iterable[str]) -> list[_Stack]:
     """The stacks in a text; empty if one rank alone has some, or if none is known for sure."""
     found: list[_Stack] = []
     rows: list[_Stack] = []
     host: str | None = None  # of the rows
-    for line in lines:
+    for number, line in enumerate(lines):
         if len(line) > MAX_LINE or len(found) >= MAX_STACKS:
             continue
         text = _PREFIX.sub("", without_time(line), count=1)
@@ -200,7 +216,7 @@ def stacks_in(lines: Iterable[str]) -> list[_Stack]:
         if "@" in text and "|" in text and (merged := _merged(text)):
             found.append(merged)
         elif (owner := _OWNER.match(text)) and (stack := _stack(_ranks(owner["ranks"]), text[owner.end() :])):
-            found.append(stack)
+            found.append(replace(stack, line=number))
         elif (placed := _HOST_OF.match(text)) and (stack := _stack(_ranks(placed["ranks"]), text[placed.end() :])):
             found.append(replace(stack, host=placed["host"] if is_host_name(placed["host"]) else None))
         elif found and text.strip():

@@ -72,6 +72,7 @@ _DONE = re.compile(
     r"\b(?:finished|done|completed|processed)\b\D{0,24}\b(?P<at>\d{1,9}) (?:batches|steps|iterations)\b", re.IGNORECASE
 )
 LENGTH = "length"  # unit of such a number
+EPOCHS = "epoch"  # unit of a rank's lines that count nothing else
 # `12%|#  | 40211400/330110400 [10:02<1:12:10, 66830.1B/s]`: of a file that is read, not of steps
 _IN_BYTES = re.compile(r"[\d:]{4,12}<[\d:?]{1,12}, {0,4}(?:[\d.]{1,20}[kMGT]?i?|\?)B/s")
 BYTES = "bytes"  # begin of the unit of such a bar
@@ -224,6 +225,8 @@ def read_ending(
                 message = redact_text(match["message"])[:TEXT]
                 by_torch = bool(_TORCH_PREFIX.search(part[:300]))
                 errors.append((origin_of(line), ErrorLine(match["type"], message, number, line.at, by_torch)))
+    if sum(unit == EPOCHS for _, unit in counters) < 2:  # nothing to compare it with
+        counters = {key: counter for key, counter in counters.items() if key[1] != EPOCHS}
     shown = {key: replace(counter, text=redact_text(counter.text.strip()[:TEXT])) for key, counter in counters.items()}
     writers: dict[tuple[str, str], set[LineOrigin]] = defaultdict(set)  # of lines of one form
     for origin, name, _, form in printed:
@@ -298,6 +301,9 @@ def _counters(line: Line, number: int) -> Iterator[Counter]:
         unit = re.sub(r"[\W_]+", " ", match["unit"]).strip().lower().rstrip("s")
     elif (behind := _behind_rank(line, text)) is not None and (short := _SHORT_COUNTER.match(text, behind)):
         yield Counter(f"short {short['unit'].lower()}", None, int(short["at"]), None, None, text, number, line.at)
+        return
+    elif in_epoch is not None and _behind_rank(line, text) is not None and not _SETTINGS.search(text):
+        yield Counter(EPOCHS, None, in_epoch, None, None, text, number, line.at)
         return
     else:
         return

@@ -53,6 +53,13 @@ _TOTAL = re.compile(
     r" ?(\d{1,4}) ?(?:nodes|hosts|machines|boxes|servers)\b",
     re.IGNORECASE,
 )
+# `Two-node DDP, 16 ranks`; of GPUs it would not be clear whether each node has so many.
+_TOTAL_BEHIND = re.compile(
+    r"(?<![\w.-])(\d{1,4}|two|three|four|six|eight)[ -](?:nodes?|hosts?|machines?)\b[^.\n\d]{0,24}?[,(] ?"
+    r"(\d{1,6}) (?:ranks|processes)\b(?! ?(?:each|per|a|/|on each|on every)\b)",
+    re.IGNORECASE,
+)
+_NUMBERS = {"two": 2, "three": 3, "four": 4, "six": 6, "eight": 8}
 _ONE_NODE = re.compile(  # `8 GPUs in one pod`
     rf"(?<![\w.])\d{{1,4}} ?(?:x )?{_UNIT} (?:in|on) (?:one|a single|1) (?:node|host|machine|box|server|pod)\b",
     re.IGNORECASE,
@@ -128,6 +135,11 @@ class JobLayout:
             nodes, size = (first, second) if grid else (second, first // max(second, 1))
             if nodes > 1 and 0 < size <= MAX_PER_NODE and (grid or first == nodes * size):
                 self._sizes[size] += 1
+                self.several_nodes = True
+        if behind := _TOTAL_BEHIND.search(text):
+            nodes, total = _NUMBERS.get(behind[1].lower()) or int(behind[1]), int(behind[2])
+            if nodes > 1 and total % nodes == 0 and 0 < total // nodes <= MAX_PER_NODE:
+                self._sizes[total // nodes] += 1
                 self.several_nodes = True
         for found in _NODES.finditer(text):
             self._count_nodes(int(found[1] or found[2]))

@@ -77,6 +77,14 @@ _SPAWNED = re.compile(
 _MANAGED = re.compile(
     rf"\s{{0,8}}Rank (\d{{1,7}})\b.{{0,80}}? ?-- GPU.{{1,60}}? ?managed by process (\d{{2,9}}) on node ({NAME})"
 )
+# Ray Train (ray: python/ray/train/v2/_internal/execution/worker_group/worker_group.py), a line for each worker:
+# `- (ip=10.0.0.7, pid=2201) world_rank=5, local_rank=0, node_rank=5`.
+_RAY_WORKER = re.compile(
+    r".{0,80}?\((?:node_id=\w{1,64}, )?ip=(?P<host>[\d.a-fA-F:]{3,45}), pid=(?P<pid>\d{2,9})\)"
+    r" world_rank=(?P<rank>\d{1,6})(?:, local_rank=(?P<local>\d{1,4}))?"
+)
+# Ray's prefix of a process that runs no rank: `(TrainController pid=4471)`.
+_OF_DRIVER = re.compile(r"\s{0,4}\((?:\w{0,40}Controller|\w{0,40}Tuner\w{0,20}|raylet|autoscaler)\b[^()\n]{0,80}\)")
 # In front of a line: `[r6@cn22]`, `rank6@cn22`.
 _RANK_AT = re.compile(rf"\W{{0,4}}r(?:ank[ _-]?)?(\d{{1,6}})@({NAME})")
 # A list by host: `rank layout: gx1 = 0..7, gx2 = 8..15`, `RANK per pod: master-0=0, worker-0=1`,
@@ -143,12 +151,16 @@ def may_state(text: str) -> bool:
 
 def seats_in(text: str) -> Iterator[Seat]:
     """The statements in a line."""
+    text = _OF_DRIVER.sub("", text, count=1)
     if noted := _of_noted_process(text):
         yield noted
     elif "spawned with command" in text and (spawned := _SPAWNED.match(text)):
         yield Seat((), spawned[1], (int(spawned[2]),), locals=(int(spawned[3]),), listed=True)
     elif managed := _MANAGED.match(text):
         yield Seat((int(managed[1]),), managed[3], (int(managed[2]),))
+    elif "world_rank=" in text and (worker := _RAY_WORKER.match(text)):
+        local = (int(worker["local"]),) if worker["local"] else ()
+        yield Seat((int(worker["rank"]),), worker["host"], (int(worker["pid"]),), locals=local)
     elif listed := PID_FIRST.fullmatch(text):
         yield Seat((int(listed[2]),), pids=(int(listed[1]),), listed=True)
     elif len(keyed := list(_KEYED.finditer(text))) == 1:

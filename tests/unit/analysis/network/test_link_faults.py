@@ -30,14 +30,15 @@ DEAD = {"queue": 50_000, "repeated": 4, "silent": 9.0}
 
 
 def sent(
-    way: Way, at: int, rate: float = 0.0, busy: float = 0.0, queue: int = 0, lost: int = 0, **now: Any
+    way: Way, at: int, rate: float = 0.0, busy: float = 0.0, queue: int = 0, lost: float = 0, **now: Any
 ) -> Connection:
     """One end of the connection of two ranks, each on a host of its own, at second `at`."""
     one, other = way
     now.pop("echo", None)
     acked = int(rate * busy * at) + 200_000
     lost_before = now.get("lost_before", 0)
-    segments = acked // 1448 + lost * at + lost_before
+    again = int(lost * at)
+    segments = acked // 1448 + again + lost_before
     ports = (4000, 5000) if one < other else (5000, 4000)
     repeated = now.get("repeated", 0)
     return Connection(
@@ -55,11 +56,11 @@ def sent(
         sacked=now.get("sacked", 0),
         last_ack_s=now.get("silent", 0.1),
         bytes_acked=acked,
-        bytes_sent=acked + lost * at * 1448,
+        bytes_sent=acked + again * 1448,
         bytes_received=9,
         busy_s=busy * at,
         data_segments_out=segments,
-        total_retransmits=lost * at + lost_before + repeated,
+        total_retransmits=again + lost_before + repeated,
         delivered=segments,
         rtt_s=now.get("rtt_s", 0.001),
         least_rtt_s=0.0002,
@@ -101,6 +102,7 @@ RING = {**QUIET, (0, 2): FAST, (2, 1): FAST, (1, 0): FAST}
 
 QUEUED = {"rate": 1e9, "busy": 0.3, "queue": 9000, "rtt_s": 0.06}  # answers stand in a queue
 EARLIER = {"lost_before": 40}  # and nothing now
+FEW = {"rate": 1e4, "busy": 0.05, "lost": 0.4}  # four losses, too few to prove anything alone
 PASSES = {**FAST, "rate": 100.0, "echo": (5, 5)}  # pings
 PAUSED = {**LOSSY, "repeated": 5, "silent": 9.0}
 
@@ -128,7 +130,9 @@ PAUSED = {**LOSSY, "repeated": 5, "silent": 9.0}
         pytest.param({(2, 1): {**DEAD, "echo": (3, 4)}}, "21 lossy", "12", id="some pings pass"),
         pytest.param({(2, 1): {**STUCK, "echo": (0, 0)}}, "21 oversize", "12", id="pings are not answered at all"),
         pytest.param({(2, 1): {**STUCK, "echo": (3, 4)}}, "21 lossy", "12", id="chance kept a large one back"),
-        pytest.param({(2, 1): LOSSY, (1, 0): EARLIER}, "21 lossy", "1", id="the other link sends little"),
+        pytest.param({(2, 1): LOSSY, (1, 0): EARLIER}, "21 lossy, 10 lossy", "1", id="the other link sends little"),
+        pytest.param({(2, 1): LOSSY, (1, 2): FEW}, "21 lossy, 12 lossy", "12", id="a few are enough for the way back"),
+        pytest.param({(2, 1): LOSSY, (0, 2): FEW}, "21 lossy", "12", id="a few are not enough elsewhere"),
         pytest.param({(2, 1): PAUSED}, "21 lossy", "12", id="it loses much, and pauses"),
         pytest.param({(2, 1): {**PAUSED, "sacked": 1}}, "21 lossy", "12", id="it pauses at a full segment"),
         pytest.param({(2, 1): PAUSED, (1, 0): EARLIER}, "21 lossy, 10 lossy", "1", id="others have nothing to send"),
@@ -184,6 +188,20 @@ def test_within_a_host_nothing_is_slow() -> None:
 def test_direction_of_loss() -> None:
     ranks, _ = looked_at({**RING, (2, 1): LOSSY, (1, 0): LOSSY})
     assert [one.loses for one in ranks] == ["receives", "both", "sends"]
+
+
+@pytest.mark.parametrize(
+    ("back", "one_way"),
+    [
+        pytest.param(FAST, True, id="it carries much and loses nothing"),
+        pytest.param({"rate": 100.0, "busy": 0.01}, False, id="it carries too little to tell"),
+        pytest.param({**FAST, "lost": 0.1}, True, id="it carries much and loses one"),
+        pytest.param({"rate": 1e6, "busy": 0.05, "lost": 3}, False, id="it loses some"),
+    ],
+)
+def test_loss_in_one_direction_only_if_the_other_one_shows_it(back: dict[str, Any], one_way: bool) -> None:
+    _, job = looked_at({**RING, (2, 1): LOSSY, (1, 2): back})
+    assert [one.one_way for one in job.links if (one.from_rank, one.to_rank) == (2, 1)] == [one_way]
 
 
 # --- a recorded job, with the interface that it might have had ------------------------------------------

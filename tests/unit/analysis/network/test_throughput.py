@@ -72,6 +72,8 @@ def judged(one: Flow) -> str:
         pytest.param(looks(seconds=2.0), "", id="seen too shortly"),
         pytest.param(looks(rate=20e3, lost=lambda look: 2, rtt_s=0.001), "lossy", id="a fifth is lost"),
         pytest.param(looks(lost=lambda look: 20), "lossy", id="a fifth is lost through a full queue"),
+        pytest.param(looks(lost=lambda look: 40 * (look % 2)), "lossy", id="a sixth is lost in every other look"),
+        pytest.param(looks(lost=lambda look: 300 * (look == 9), rtt_s=0.001), "", id="much is lost at once"),
         pytest.param(looks(lost=lambda look: 150 * (look in (7, 14))), "slow", id="a queue that runs over"),
         pytest.param(looks(rate=20e3, lost=lambda look: int(look == 9)), "slow", id="one loss in ten seconds"),
         pytest.param(looks(needless=lambda look: 20), "slow", id="answers are lost"),

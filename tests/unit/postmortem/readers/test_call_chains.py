@@ -37,6 +37,15 @@ CHAINS = {
         " 3 get (q.py:3) <- load (x.py:9)\n 4 get (q.py:3) <- load (x.py:9)",
         dict.fromkeys((0, 1), "all_reduce") | dict.fromkeys((2, 3, 4), "get load"),
     ),
+    "a wide gap": (
+        "rank 0: load (x.py:9)      <- main (x.py:1)\nrank 1: step (x.py:4)",
+        {0: "load main", 1: "step"},
+    ),
+    "a list beside a dump": (
+        "rank 0: step (x.py:4)\nrank 1: step (x.py:4)\nrank 2: see below\nrank 3: step (x.py:4)\n"
+        'Process 411: python t.py --local_rank=2\nThread 411 (idle): "MainThread"\n    get (queue.py:171)\n',
+        dict.fromkeys((0, 1, 3), "step"),
+    ),
     "merged stacks": (
         "main@t.py@0-2|;step@t.py@0/2|1 1\nmain@t.py@0-2|;save@t.py@1|0/2 1",
         {0: "step main", 1: "save main", 2: "step main"},

@@ -68,6 +68,18 @@ def test_the_last_value_and_the_distance_of_two_lines() -> None:
     assert (found.at, found.every, found.line) == (30, 10, 3)
 
 
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ('{"rank":0,"msg":"start","epoch":5}\n{"rank":1,"msg":"done","epoch":4}', {0: 5, 1: 4}),
+        ('{"rank":0,"msg":"start","epoch":5}\n{"rank":0,"msg":"done","epoch":5}', {}),  # nothing to compare it with
+        ("epoch 5 starts\nepoch 5 ends", {}),
+    ],
+)
+def test_epochs_where_ranks_count_nothing_else(text: str, last: dict[int, int]) -> None:
+    assert {origin.rank: found.at for origin, found in ending(text).counters} == last
+
+
 def test_updates_of_a_progress_bar_on_one_line() -> None:
     text = "\r".join(f"[rank1]:  4{at}%|##   | {at}/99 [00:01<00:02]" for at in range(5))
     ((_, found),) = ending(text).counters

@@ -12,6 +12,10 @@ PROCESSES = {
     "rank 3 (pid 4117) on gn12:": ProcessRef(3, "gn12", 4117),
     "### rank 3": ProcessRef(3),
     "node gn12, local rank 1 (global 3):": ProcessRef(3, "gn12"),
+    "== group A: 3 of 8 ranks  [3 4 7] ==": ProcessRef(3),
+    "SLURM_PROCID=3": ProcessRef(3),
+    "== OMPI_COMM_WORLD_RANK 3": ProcessRef(3),
+    "OMPI_COMM_WORLD_LOCAL_RANK 3": ProcessRef(),
     "==> gn12 <==": ProcessRef(host="gn12"),
     "we think rank 3 and its loader are fine, as every rank before it was": ProcessRef(),
     "user@gn12:~$ py-spy dump --pid 4117": ProcessRef(None, "gn12", 4117),
@@ -26,6 +30,12 @@ def test_process_of_a_dump(text: str) -> None:
     hints = OwnerHints()
     hints.observe(text)
     assert hints.take() == PROCESSES[text]
+
+
+def test_ranks_of_a_folded_stack() -> None:
+    hints = OwnerHints()
+    hints.observe("== group A: 3 of 8 ranks  [3 4 7] ==")
+    assert hints.companions == {3: (4, 7)}
 
 
 @pytest.mark.parametrize(("spoke", "rank"), [("[r03] step 7 loss 1.2", 3), ("[r04] step 7 loss 1.2", None)])

@@ -110,6 +110,8 @@ def test_processes_that_deepspeed_started() -> None:
         ("[rank3]:V1125 10:12:51.402000 20418 torch/_dynamo/guards.py:2813] [0/31]", {20418: 3}),
         ("08:00:12 cn-08 pid=104233 START world=6 rank=5", {104233: 5}),
         ("rank=5 host=cn-08 pid=104233", {104233: 5}),
+        ("(Controller pid=44) - (ip=10.0.0.7, pid=2201) world_rank=5, local_rank=0, node_rank=5", {2201: 5}),
+        ("(TrainController pid=4471) [Rank 5 Error Snippet]:", {}),
         ("pid=104233 waits for rank=5", {}),
         ("71820 RANK=0", {}),  # may be any number
         ("Process 70112: python train.py --ranks 8", {}),
@@ -221,6 +223,8 @@ def test_the_same_pid_on_another_host_is_another_process() -> None:
             "gx8: torchrun --nproc-per-node 2 --node-rank 1 t.py\ngx7: torchrun --nproc-per-node 2 --node-rank 0 t.py",
             {"gx7": (0, 1), "gx8": (2, 3)},
         ),
+        ("Two-node DDP, 16 ranks.\nnode_rank 0 = b6, node_rank 1 = b7", {"b6": (0, 7), "b7": (8, 15)}),
+        ("Two-node DDP, 16 GPUs.\nnode_rank 0 = b6, node_rank 1 = b7", {}),
         ("node 1 = gpu-c14, node 0 = gpu-c11\nnode 1 has ranks 8-15", {"gpu-c14": (8, 15)}),
         # A test of another size, an order of its own, or nodes that agree on their numbers themselves.
         ("mpirun -np 16 -H am1:2,am2:2 ./train", {}),

@@ -14,6 +14,10 @@ from hangdoc.postmortem.readers._told_state import MAX_TEXT, said_stuck
         "after this nothing for half an hour, GPUs at 100",
         "<nothing after this, 20 min>",
         "[r0] step 5\nthis time forever.",
+        "(no further records; it is 10:05 now)",
+        "no output for two hours",
+        "clock is at +1940, nothing was added to either file",
+        "ends like this, then 9 hours of silence",
     ],
 )
 def test_a_person_says_that_the_job_stands_still(text: str) -> None:
@@ -27,6 +31,7 @@ def test_a_person_says_that_the_job_stands_still(text: str) -> None:
     [
         "Is it stuck?",
         "No errors, nothing hangs.",
+        "no hangs since the upgrade",
         "it would hang without the fix",
         "colleague asked whether it hangs",
         "2026-01-02 03:04:05 INFO worker hangs up",
