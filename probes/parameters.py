@@ -58,6 +58,7 @@ class _Known:
     found: Found = field(default_factory=Found)
     chosen: Mapping[str, int] = field(default_factory=dict)  # parameters to read: objects by name
     unregistered: tuple[str, ...] = ()  # trainable parameters that the wrapper has not registered
+    size: int | None = None  # bytes of all trainable parameters
 
     @property
     def reads(self) -> int:
@@ -136,6 +137,7 @@ class ParametersProbe:
                     name for name, one in found.unregistered.items() if one in contents and contents[one].trainable
                 ]
                 known.unregistered = tuple(added[:MAX_NAMED])
+                known.size = sum(content.size for content in contents.values() if content.trainable)
             elif not known.found.parameters:
                 known.found = found
         return known
@@ -272,6 +274,7 @@ def _record(
         known.found.group,
         known.found.sharded,
         known.unregistered,
+        known.size,
     )
 
 

@@ -250,6 +250,9 @@ UNSTABLE_STATES = Threshold(3, "states of a port in a row", "chosen: down and up
 MANY_PINGS = Threshold(100, "pings", "chosen: a share of fewer says little about a loss of some percent")
 LOST_PINGS = Threshold(50, "percent of the pings", "chosen: no queue that overflows loses half of a few packets")
 PLAIN_PING = Threshold(1472, "bytes", "an MTU of 1500 without the headers of IPv4 and ICMP (RFC 791, 792)")
+MODEL_EXCHANGES = Threshold(
+    2.5, "sizes of the model", "chosen: a broadcast at the start sends and receives two at most"
+)
 SMALL_GRADIENTS = Threshold(
     4096.0, "bytes in a step", "chosen: gradients of about 1,000 parameters; an averaged loss or metric is smaller"
 )

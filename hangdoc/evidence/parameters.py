@@ -34,6 +34,7 @@ class Parameters(Record, frozen=True):
     group: int | None = None  # address of the wrapper's process group
     sharded: str | None = None  # class that splits parameters over ranks: FullyShardedDataParallel, DTensor
     unregistered: tuple[str, ...] = ()  # trainable ones that the wrapper has not registered: "model.module.head.weight"
+    size: int | None = None  # bytes of all trainable parameters
 
 
 class ReplicatedModel(Record, frozen=True):

@@ -16,8 +16,9 @@ from hangdoc.analysis.network import tcp_counters
 from hangdoc.analysis.network.data_connections import data_connections
 from hangdoc.analysis.ranks.call_path import Step
 from hangdoc.analysis.ranks.progress import Look, activities, looks_at, own_steps
-from hangdoc.analysis.thresholds import BACKWARD_LOOKS
+from hangdoc.analysis.thresholds import BACKWARD_LOOKS, HALF, MODEL_EXCHANGES
 from hangdoc.evidence import Connection
+from hangdoc.evidence.parameters import Parameters
 
 WRAPPER = re.compile(r"<(DistributedDataParallel|FullyShardedDataParallel|DDP|FSDP) at ")
 UNWRAPPED = re.compile(r"^(.+)\.module(?:\.(\w+))?$")  # calls: model.module(x), model.module.loss(x)
@@ -41,6 +42,8 @@ class GradientSyncFacts:
     trains: bool | None = None  # it was seen in a function that calls backward
     reduced: bool | None = None  # it was seen in a collective within backward, in at least two looks
     bytes_per_s: float | None = None  # sent to and received from its peers, since it was first seen training
+    # It exchanged its model with its peers more than once, and hardly anything since: local steps between averages.
+    averages: bool | None = None
     deferred: bool | None = None  # its code defers synchronisation on purpose (no_sync)
     # Its code lets ranks that are out of data stand by (Join, DDP.join): they get the model of the others at the end.
     joined: bool | None = None
@@ -66,13 +69,15 @@ def _facts(case: Case, key: Key, data: Sequence[Connection]) -> GradientSyncFact
     known: dict[Step, str | None] = case.once("wrapped", dict)  # ranks with the same variables share steps
     wraps = [(step, wrapped) for step in own if (wrapped := _wrapped(step, known))]
     code = case.once(("sync", activities(looks)), lambda: _code(looks, own))
+    bytes_per_s = None if code.since is None else _rate(case, key, data, looks[code.since].at_s)
     return GradientSyncFacts(
         wrapped=wraps[0][1] if wraps else None,
         bypass=code.bypass,
         uncalled=next((site for step, wrapped in wraps if (site := _uncalled(step, wrapped))), None) if wraps else None,
         trains=code.trains,
         reduced=code.reduced,
-        bytes_per_s=None if code.since is None else _rate(case, key, data, looks[code.since].at_s),
+        bytes_per_s=bytes_per_s,
+        averages=_averages(case, key, data, bytes_per_s),
         deferred=code.deferred,
         joined=code.joined or any(_joins(step, wrapped) for step, wrapped in wraps),
     )
@@ -133,6 +138,30 @@ def _rate(case: Case, key: Key, data: Sequence[Connection], since_s: float) -> f
     seconds = history.samples[-1][0] - history.samples[since][0]
     crossed = tcp_counters.bytes_between(history.known(since), data)
     return crossed / seconds if crossed is not None else None
+
+
+def _averages(case: Case, key: Key, data: Sequence[Connection], bytes_per_s: float | None) -> bool | None:
+    """True if the model crossed several times, and not at the rate at which bytes cross now; None: not known.
+
+    A broadcast of the model at the start is one time, or two for a rank that passes it on. What crosses in each step,
+    such as a loss, has crossed in all steps before; torch counts these.
+    """
+    looks = [(at_s, one) for at_s, one in case.series(key, "parameters") if isinstance(one, Parameters)]
+    size = looks[-1][1].size if looks else None
+    if not size or bytes_per_s is None:
+        return None
+    (start_s, first), (end_s, last) = looks[0], looks[-1]
+    before, now = _changes(first), _changes(last)
+    if now <= before:
+        return None
+    alike = bytes_per_s * (end_s - start_s) * now / (now - before)  # bytes, if it was always as now
+    moved = sum((one.bytes_acked or 0) + (one.bytes_received or 0) for one in data)
+    return moved >= MODEL_EXCHANGES * size and alike < HALF * moved
+
+
+def _changes(parameters: Parameters) -> int:
+    """How often the optimizer has changed a parameter, by torch's count."""
+    return max((value.version for one in parameters.parameters if one.trainable for value in one.values), default=0)
 
 
 def _in_backward(look: Look) -> bool:

@@ -18,6 +18,7 @@ from hangdoc.analysis.locks.mutexes import lock_holder
 from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.stack import StackFacts
+from hangdoc.analysis.startup.startup import StartupJob
 from hangdoc.analysis.thresholds import ACTIVE_BYTES, EXPECTED_S, IDLE_CORES, PIPE_CPU_S, STALL_S
 from hangdoc.evidence.waits import Awaited, Chain, Waiter
 
@@ -81,7 +82,9 @@ def _facts(case: Case, key: Key) -> ChainFacts:
         return UNSEEN
     chain = series[-1][1]
     roots, lock = _roots(case, key, chain)
-    graph = _Graph(case, key, {one.pid: one for one in chain.others}, _busy(case, key, series), _polling(series))
+    busy = _busy(case, key, series)
+    napping = {pid for pid in _napping(series) if pid not in busy and (key[0], pid) not in case.ranks}
+    graph = _Graph(case, key, {one.pid: one for one in chain.others}, busy, _polling(series) | napping)
     paths = list(islice((path for root in roots for path in graph.paths(root)), MAX_PATHS))
     if not paths:
         return UNSEEN
@@ -98,7 +101,8 @@ def _facts(case: Case, key: Key) -> ChainFacts:
     endless = ends <= ENDLESS and not ends <= {*CERTAIN}
     waited_s = silent_s
     if endless or ends == {"polls"}:  # so long has the job waited
-        waited_s = max(silent_s, case.job(NetworkJob).idle_s or 0.0)
+        idle_s = case.job(NetworkJob).idle_s
+        waited_s = max(silent_s, (case.job(StartupJob).waited_s if idle_s is None else idle_s) or 0.0)
     silent = quiet and waited_s >= EXPECTED_S and _is_awaited(case, key, endless)
     stuck = silent or (certain and is_stall(case, watched_s))
     other = last if last is not None and last.pid != key[1] else None
@@ -170,7 +174,7 @@ def _busy(case: Case, key: Key, series: Sequence[tuple[float, Chain]]) -> Collec
     }
 
 
-def _polling(series: Sequence[tuple[float, Chain]]) -> Collection[int]:
+def _polling(series: Sequence[tuple[float, Chain]]) -> frozenset[int]:
     """The processes that only wait for a child that sleeps, and then for the next: `until [ -r F ]; do sleep 1; done`.
 
     What a child has read counts as moved by its parent once it is reaped, so that this says nothing of the parent.
@@ -180,13 +184,26 @@ def _polling(series: Sequence[tuple[float, Chain]]) -> Collection[int]:
         return frozenset()
     looks = [{one.pid: one for one in chain.others} for _, chain in series]
     naps = [{pid: child for pid, one in look.items() if (child := _sleeping_child(one, look))} for look in looks]
-    return {
+    return frozenset(
         pid
         for pid, child in naps[-1].items()
         if all(pid in asleep for asleep in naps)
         and any(asleep[pid] != child for asleep in naps)
         and looks[-1][pid].cpu_s - looks[0][pid].cpu_s <= PIPE_CPU_S + IDLE_CORES * seconds
-    }
+    )
+
+
+def _napping(series: Sequence[tuple[float, Chain]]) -> frozenset[int]:
+    """The processes that every look found asleep for some time, and that woke up in between: some bytes moved.
+
+    As many bytes as a heartbeat; one that moved more has worked (see `_busy`).
+    """
+    seconds = series[-1][0] - series[0][0]
+    if seconds < STALL_S:
+        return frozenset()
+    looks = [{one.pid: one for one in chain.others if one.call == "time"} for _, chain in series]
+    asleep = frozenset.intersection(*(frozenset(look) for look in looks))
+    return frozenset(pid for pid in asleep if (looks[-1][pid].moved or 0) > (looks[0][pid].moved or 0))
 
 
 def _sleeping_child(waiter: Waiter, others: Mapping[int, Waiter]) -> int | None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hangdoc.evidence import Variable
+from hangdoc.analysis import Case
+from hangdoc.analysis.collectives.gradient_sync import _averages
+from hangdoc.evidence import Connection, RankEvidence, Snapshot, Target, Variable
+from hangdoc.evidence.parameters import Parameter, Parameters, Value
 from tests.support.synthetic_evidence import BACKWARD, At, Stage
 
 SCRIPT = """\
@@ -64,3 +67,27 @@ def test_ranks_that_stand_by_for_the_others(
     at = At([(function, line)], BACKWARD, {function: [model]}, state="R")
     facts = Stage(JOINED, tmp_path_factory.mktemp("joined")).facts(*[[at, at]] * 4)
     assert facts.ranks[0].gradient_sync.joined is joined
+
+
+@pytest.mark.parametrize(
+    ("moved", "bytes_per_s", "averages"),
+    [
+        pytest.param(3_000_000, 0.0, True, id="the model, several times"),
+        pytest.param(2_000_000, 0.0, False, id="a broadcast at the start"),
+        pytest.param(3_000_000, 1_000.0, False, id="a little in each step, for long"),
+    ],
+)
+def test_models_that_are_averaged_now_and_then(moved: int, bytes_per_s: float, averages: bool) -> None:
+    """A model of a megabyte has changed 20,000 times, ten of them while watched."""
+    data = [Connection("10.0.0.1", 1, "10.0.0.2", 2, "established", bytes_acked=moved, bytes_received=0)]
+    shots = [
+        Snapshot("here", at, "", (RankEvidence(Target(100, 1, "here", 0), True, {"parameters": of_model(version)}),))
+        for at, version in ((0.0, 19_990), (5.0, 20_000))
+    ]
+    case = Case(shots, {("here", 100): shots[-1].ranks[0]})
+    assert _averages(case, ("here", 100), data, bytes_per_s) is averages
+
+
+def of_model(version: int) -> Parameters:
+    weight = Parameter("model.weight", (500, 500), "float32", "cpu", True, (Value(version, f"{version}"),))
+    return Parameters((weight,), size=1_000_000)

@@ -219,6 +219,21 @@ def test_a_process_that_polls(naps: Sequence[int | None], more: dict[str, Any], 
     assert (seen.end, seen.stuck) == (end, stuck)
 
 
+@pytest.mark.parametrize(
+    ("moved", "more", "end", "stuck"),
+    [
+        ((80, 80, 96, 96), {}, "polls", True),  # a heartbeat
+        ((80, 80, 96, 96), {"idle_s": 20.0}, "polls", None),  # the job has just begun to wait
+        ((80, 80, 80, 80), {}, "timer", None),  # one long sleep
+        ((80, 80, 480, 480), {}, "runs", None),  # it works between two naps
+    ],
+)
+def test_a_process_that_naps(moved: Sequence[int], more: dict[str, Any], end: str, stuck: bool | None) -> None:
+    looks = [chain(rank(PIPE), waiter(71, "python train.py", call="time", moved=at)) for at in moved]
+    seen = facts(*looks, **more)
+    assert (seen.end, seen.stuck) == (end, stuck)
+
+
 def test_a_circle() -> None:
     back = Awaited("tcp", "127.0.0.1:80", (100,), silent_s=40.0, state="established", accepted=False)
     seen = facts(chain(rank(Awaited("child", peers=(71,)), call="child"), waiter(71, "upload", back, call="receive")))
