@@ -63,6 +63,7 @@ GROUPS = (
     "thirtyeighth",
     "thirtyninth",
     "fortieth",
+    "fortyfirst",
 )
 CLASSES = (
     "collective_wait",
