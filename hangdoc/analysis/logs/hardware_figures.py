@@ -115,8 +115,8 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
             counted = () if values["cpu setting"] else values["cpu threads"]  # most of these sleep
             bound_why = _confined(values["cpu allowed"], values["cpu cores"], counted)
             alike = bound_why is not None
-        crowded_why, proved = _crowded(values)
         loaded, loaded_why = _loaded(values["cpu load"])
+        crowded_why, proved = (None, False) if loaded else _crowded(values)
         job = HardwareJob(
             named.of(slowed), slowed_why, named.of(idle), idle_why, named.of(busy), busy_why,
             named.of(faulty), faulty_why, named.of(link), link_why, by_errors,

@@ -40,6 +40,7 @@ class NoticesFacts:
     shared_memory_full: str | None = None  # /dev/shm was full
     worker_died: str | None = None  # one of its data loader workers died
     storage_full: str | None = None  # a file system or quota to which it writes was full
+    write_failed: str | None = None  # torch.save could not write a file; it does not say why
     file_system_full: str | None = None  # `df` shows that a file system of its host has no space left
     stale_lock: str | None = None  # a listing shows an old lock file that no process has open
     storage_lost: str | None = None  # a file system, its server or its disk reported an error
@@ -97,6 +98,8 @@ class NoticesJob:
     shared_memory_full_at: tuple[Suspect, ...] = ()
     worker_died: str | None = None
     worker_died_at: tuple[Suspect, ...] = ()
+    write_failed: str | None = None
+    write_failed_at: tuple[Suspect, ...] = ()
     storage_full: str | None = None
     storage_full_at: tuple[Suspect, ...] = ()
     file_system_full: str | None = None

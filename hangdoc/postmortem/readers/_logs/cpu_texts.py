@@ -64,14 +64,19 @@ _NPROC = re.compile(r"(?:^|[$#;&|] ?)nproc\b")
 _NPROC_IS = re.compile(
     r"\bnproc ?[:=] ?(\d{1,5})\b|^\s{0,4}CPU\(s\):\s{1,40}(\d{1,5})\b"
     r"|\b(?:cpu_count|cpus?)\(\) ?(?:=|->|:) ?(\d{1,5})\b"
-    r"|\((?:[^()\n]{1,40}, )?(\d{1,4}) (?:cpu |logical |physical |CPU )?(?:cores|cpus|CPUs)\)"
+    r"|\((?:[^()\n]{1,40}, )?(\d{1,4}) (?:cpu |logical |physical |CPU )?(?:cores|cpus|CPUs)(?:, [^()\n]{1,40})?\)"
     r"|\b\d{1,4} (?:physical )?cores ?(?:/|,|with) ?(\d{1,4}) (?:hardware |hyper|logical )?(?:threads|CPUs)\b"
     r"|\b(\d{1,4}) (?:hw|hardware|logical) (?:threads|cores|cpus|CPUs)\b"
     r"|\b(\d{1,4})[ -]cores? (?:box|node|machine|host|server|workstation)s?\b"
     r"|\b(?:node|host|machine|server|box)s? (?:each )?(?:has|have|with) (\d{1,4}) cores\b(?! ?/)"
     r"|\bthreads\b.{1,40}\bcpus[ =:]{1,2}(\d{1,4})\b"
 )
-_THREADS = re.compile(r"^\s{0,12}(?:(\d{1,5}) )?Threads:\s{1,8}(\d{1,6})$")
+_SOCKETS = re.compile(  # `2 x 20 cores, HT on`, `2x28 cores + HT`
+    r"(?<![\w.])(\d{1,2}) ?(?:x|\u00d7) ?(\d{1,3})[ -]cores?\b"
+    r"(?P<twice>,? (?:with |\+ )?(?:HT|SMT|hyper-?threading)\b(?! (?:is )?(?:off|disabled)))?",
+    re.IGNORECASE,
+)
+_THREADS = re.compile(r"^\s{0,12}(?:/proc/\d{1,9}/status:)?(?:(\d{1,5}) )?Threads:\s{1,8}(\d{1,6})$")
 _OMP = re.compile(r"\b(?:OMP_NUM_THREADS|MKL_NUM_THREADS) ?[=:] ?(\d{1,5})\b(?! in default)|\b(\d{1,5}) OMP threads\b")
 _COMPUTING = re.compile(  # how many threads torch computes with, as scripts print it
     r"\b(?:torch\.)?get_num_threads\(\)[`'\"]{0,2}(?: (?:is|says|gives|returns|shows|prints|reports|was))?[ =:>-]{1,4}"
@@ -174,6 +179,8 @@ class CpuTexts:
             yield LOAD, own, load[1]
         if cores := _NPROC_IS.search(text):
             yield CORES, own, next(group for group in cores.groups() if group)
+        elif sockets := _SOCKETS.search(text):
+            yield CORES, own, str(int(sockets[1]) * int(sockets[2]) * (2 if sockets["twice"] else 1))
         if threads := _THREADS.match(text):
             yield THREADS, own, str(int(threads[1] or 1) * int(threads[2]))
         for setting in (*_OMP.finditer(text), *_COMPUTING.finditer(text)):

@@ -110,8 +110,6 @@ def exits_in(kind: str, fields: Mapping[str, str], line: Line) -> Iterator[tuple
         yield origin, End(signal=int(fields["signal"]))
     elif kind == "failed" and "pid" in fields:
         yield LineOrigin(local=int(fields["local_rank"]), pid=int(fields["pid"])), end_of_code(int(fields["code"]))
-    elif kind == "deepspeed_exit" and "local_rank" in fields:
-        yield LineOrigin(local=int(fields["local_rank"])), end_of_code(int(fields["code"]))
     elif kind == "child_exit":
         yield from _of_child(fields)
     elif kind == "container_exit":

@@ -34,7 +34,7 @@ _FOREIGN = re.compile(
     re.IGNORECASE,
 )
 _GPUS = re.compile(r"#?gpus", re.IGNORECASE)
-_STEP = re.compile(r"(?:global[ _]?)?(?:step|iter(?:ation)?|it|update)s?", re.IGNORECASE)
+_STEP = re.compile(r"(?:global[ _]?)?(?:step|iter(?:ation)?|itr|it|upd(?:ate)?|epoch|ep)s?", re.IGNORECASE)
 _STATISTIC = re.compile(r"(?:min|max|avg|mean|median|std|total|sum|all|spread|skew|ratio|max/min)", re.IGNORECASE)
 _TOUCHING = re.compile(  # heads
     r"^((?:global[ _]?)?(?:step|iter(?:ation)?)|rank) (rank|host(?:name)?|node|pod|gpu)(?=\s{2})", re.IGNORECASE
