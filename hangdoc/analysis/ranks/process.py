@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.fast_dataclass import fast_dataclass
-from hangdoc.analysis.thresholds import DEBUGGED_THREADS, HELD_S
+from hangdoc.analysis.thresholds import DEBUGGED_THREADS, HELD_S, MIN_LOOKS
 from hangdoc.evidence import Process
 
 STOPPED = ("T", "t")
@@ -26,6 +26,7 @@ class ProcessFacts:
     rss_bytes: int | None  # resident memory
     nice: int | None
     tracer_command: str | None = None  # command line of the tracer
+    paused_share: float = 0.0  # share of the looks in which a signal had stopped it, if it ran in between
 
 
 class ProcessAnalysis(Analysis[ProcessFacts, None]):
@@ -52,6 +53,7 @@ def _facts(case: Case, key: Key) -> ProcessFacts:
         rss_bytes=process.rss_bytes,
         nice=process.nice,
         tracer_command=process.tracer_command,
+        paused_share=_paused_share(process_looks(case, key)),
     )
 
 
@@ -73,6 +75,14 @@ def is_stopped(case: Case, key: Key) -> bool:
     seen, runs = process_looks(case, key), _runs(process)
     held = [*takewhile(lambda look: look[1].state in STOPPED and _runs(look[1]) == runs, reversed(seen))]
     return len(held) == len(seen) or held[0][0] - held[-1][0] >= HELD_S
+
+
+def _paused_share(looks: Sequence[tuple[float, Process]]) -> float:
+    """Share of the looks at a process that is stopped and continued again and again, as cpulimit(1) does it."""
+    counts = [tuple(_runs(look)) for _, look in looks]
+    if len(looks) < MIN_LOOKS or len(set(counts)) < MIN_LOOKS:
+        return 0.0
+    return sum(look.state == "T" for _, look in looks) / len(looks)
 
 
 def _runs(process: Process) -> list[tuple[int | None, int | None]]:

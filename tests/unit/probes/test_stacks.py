@@ -40,8 +40,8 @@ def frame(stacks: Stacks, function: str, thread: str = "MainThread") -> Frame:
 @every_python
 def test_threads_frames_and_locals(python: str) -> None:
     with started(PROGRAM, python=python) as program:
+        tasks = {int(task) for task in os.listdir(f"/proc/{program.pid}/task")}  # the one that said "ready" may end now
         stacks = look(program)
-        tasks = {int(task) for task in os.listdir(f"/proc/{program.pid}/task")}
     assert {stack.tid for stack in stacks.threads} <= tasks
     (main,) = (stack for stack in stacks.threads if stack.name == "MainThread")
     assert main.tid == program.pid

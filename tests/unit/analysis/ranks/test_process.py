@@ -1,4 +1,4 @@
-"""When a process counts as stopped."""
+"""When a process counts as stopped, or as stopped and continued."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hangdoc.analysis.facts import Facts
 from tests.support.synthetic_evidence import At, Stage, in_c10d
 
 SCRIPT = """\
@@ -29,11 +30,29 @@ dist.barrier()
     ],
 )
 def test_stopped(tmp_path: Path, states: str, runs: str, stopped: bool) -> None:
+    facts = looked_at(tmp_path, states, runs)
+    assert facts.ranks[0].process.stopped is stopped
+    assert (facts.ranks[0].stack.phase == "stopped") is stopped
+
+
+@pytest.mark.parametrize(
+    ("states", "runs", "share"),
+    [
+        ("TTTTS", "12345", 0.8),  # a CPU limiter
+        ("TTTTT", "33333", 0.0),  # it is stopped
+        ("TTS", "123", 0.0),  # too few looks
+        ("tttS", "1234", 0.0),  # a debugger
+    ],
+)
+def test_stopped_and_continued(tmp_path: Path, states: str, runs: str, share: float) -> None:
+    assert looked_at(tmp_path, states, runs).ranks[0].process.paused_share == share
+
+
+def looked_at(tmp_path: Path, states: str, runs: str) -> Facts:
+    """The facts of two ranks, the first of which was in these states, with so many context switches."""
     stage = Stage(SCRIPT, tmp_path)
     waiting = in_c10d("barrier", ("<module>", 3))
     looks = [
         [At((("<module>", 3),), state=state, runs=int(ran)), waiting] for state, ran in zip(states, runs, strict=True)
     ]
-    facts = stage.facts(*looks)
-    assert facts.ranks[0].process.stopped is stopped
-    assert (facts.ranks[0].stack.phase == "stopped") is stopped
+    return stage.facts(*looks)
