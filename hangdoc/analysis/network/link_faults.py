@@ -48,7 +48,7 @@ class Faults:
     faults: Mapping[End, str]
     blamed: Mapping[Key, tuple[str, ...]]
     beyond: tuple[str, ...] = ()  # addresses of hosts to blame that are not seen
-    one_way: frozenset[End] = frozenset()  # lossy ends whose other direction is known to lose nothing
+    one_way: frozenset[End] = frozenset()  # lossy ends whose other direction is known to lose hardly anything
 
     def of(self, end: End) -> str:
         """The fault of what this end sends; empty: none."""
@@ -172,8 +172,10 @@ def _also_lossy(
     They are the other direction of a lossy link, lost much at once, or sent little in this window but lost much before.
     """
     lossy = {end for end, fault in judged.items() if fault == "lossy"}
+    if not lossy:
+        return {}
     found = {}
-    for end in [end for end, fault in judged.items() if not fault and _far(pairs[end])] if lossy else ():
+    for end in [end for end, fault in judged.items() if not fault and _far(pairs[end])]:
         sent = flows[end]
         back = mirrored(end) in lossy and (sent.repeats or 0) >= CLOSER_REPEATS and (sent.lost or 0.0) >= LOSSY
         if back or sent.loses_much:

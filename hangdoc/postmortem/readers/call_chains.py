@@ -127,7 +127,7 @@ class _Stack:
     known: bool = True  # it names a file and a line, or a function of torch
     code: bool = True  # it looks like code, not like a list of what is done in turn
     open: bool = False  # frames may follow below it
-    line: int = 0  # of the text
+    line: int = -1  # of the text; not of a row
     host: str | None = None
 
 
@@ -184,7 +184,7 @@ def _in_lists(stacks: Sequence[_Stack]) -> set[int]:
     """The lines of lists of ranks in ascending order, one a line; a line between two of them may be another."""
     listed: set[int] = set()
     run: list[_Stack] = []
-    for stack in stacks:
+    for stack in [stack for stack in stacks if stack.line >= 0]:
         if run and not (0 < stack.line - run[-1].line <= LIST_GAP and stack.ranks > run[-1].ranks):
             run = []
         run.append(stack)
