@@ -146,17 +146,19 @@ def _averages(case: Case, key: Key, data: Sequence[Connection], bytes_per_s: flo
     A broadcast of the model at the start is one time, or two for a rank that passes it on. What crosses in each step,
     such as a loss, has crossed in all steps before; torch counts these.
     """
-    looks = [(at_s, one) for at_s, one in case.series(key, "parameters") if isinstance(one, Parameters)]
-    size = looks[-1][1].size if looks else None
-    if not size or bytes_per_s is None:
+    newest = case.record(key, "parameters")
+    if bytes_per_s is None or not isinstance(newest, Parameters) or not newest.size:
         return None
+    moved = sum((one.bytes_acked or 0) + (one.bytes_received or 0) for one in data)
+    if moved < MODEL_EXCHANGES * newest.size:
+        return False
+    looks = [(at_s, one) for at_s, one in case.series(key, "parameters") if isinstance(one, Parameters)]
     (start_s, first), (end_s, last) = looks[0], looks[-1]
     before, now = _changes(first), _changes(last)
     if now <= before:
         return None
-    alike = bytes_per_s * (end_s - start_s) * now / (now - before)  # bytes, if it was always as now
-    moved = sum((one.bytes_acked or 0) + (one.bytes_received or 0) for one in data)
-    return moved >= MODEL_EXCHANGES * size and alike < HALF * moved
+    at_this_rate = bytes_per_s * (end_s - start_s) * now / (now - before)  # bytes, over all changes
+    return at_this_rate < HALF * moved
 
 
 def _changes(parameters: Parameters) -> int:

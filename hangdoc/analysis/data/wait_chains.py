@@ -83,8 +83,8 @@ def _facts(case: Case, key: Key) -> ChainFacts:
     chain = series[-1][1]
     roots, lock = _roots(case, key, chain)
     busy = _busy(case, key, series)
-    napping = {pid for pid in _napping(series) if pid not in busy and (key[0], pid) not in case.ranks}
-    graph = _Graph(case, key, {one.pid: one for one in chain.others}, busy, _polling(series) | napping)
+    polling = frozenset(pid for pid in _polling(series, busy) if (key[0], pid) not in case.ranks)
+    graph = _Graph(case, key, {one.pid: one for one in chain.others}, busy, polling)
     paths = list(islice((path for root in roots for path in graph.paths(root)), MAX_PATHS))
     if not paths:
         return UNSEEN
@@ -174,15 +174,20 @@ def _busy(case: Case, key: Key, series: Sequence[tuple[float, Chain]]) -> Collec
     }
 
 
-def _polling(series: Sequence[tuple[float, Chain]]) -> frozenset[int]:
-    """The processes that only wait for a child that sleeps, and then for the next: `until [ -r F ]; do sleep 1; done`.
-
-    What a child has read counts as moved by its parent once it is reaped, so that this says nothing of the parent.
-    """
+def _polling(series: Sequence[tuple[float, Chain]], busy: Collection[int]) -> frozenset[int]:
+    """The processes that only sleep, again and again: by themselves, or in children that sleep."""
     seconds = series[-1][0] - series[0][0]
     if seconds < STALL_S:
         return frozenset()
     looks = [{one.pid: one for one in chain.others} for _, chain in series]
+    return _waiting_for_naps(looks, seconds) | (_napping(looks) - frozenset(busy))
+
+
+def _waiting_for_naps(looks: Sequence[Mapping[int, Waiter]], seconds: float) -> frozenset[int]:
+    """The processes that wait for a child that sleeps, and then for the next: `until [ -r F ]; do sleep 1; done`.
+
+    What a child has read counts as moved by its parent once it is reaped, so that this says nothing of the parent.
+    """
     naps = [{pid: child for pid, one in look.items() if (child := _sleeping_child(one, look))} for look in looks]
     return frozenset(
         pid
@@ -193,16 +198,11 @@ def _polling(series: Sequence[tuple[float, Chain]]) -> frozenset[int]:
     )
 
 
-def _napping(series: Sequence[tuple[float, Chain]]) -> frozenset[int]:
-    """The processes that every look found asleep for some time, and that woke up in between: some bytes moved.
-
-    As many bytes as a heartbeat; one that moved more has worked (see `_busy`).
-    """
-    seconds = series[-1][0] - series[0][0]
-    if seconds < STALL_S:
-        return frozenset()
-    looks = [{one.pid: one for one in chain.others if one.call == "time"} for _, chain in series]
-    asleep = frozenset.intersection(*(frozenset(look) for look in looks))
+def _napping(looks: Sequence[Mapping[int, Waiter]]) -> frozenset[int]:
+    """The processes that every look found asleep for some time, and that woke up in between: some bytes moved."""
+    asleep = frozenset.intersection(
+        *(frozenset(pid for pid, one in look.items() if one.call == "time") for look in looks)
+    )
     return frozenset(pid for pid in asleep if (looks[-1][pid].moved or 0) > (looks[0][pid].moved or 0))
 
 

@@ -79,10 +79,10 @@ def is_stopped(case: Case, key: Key) -> bool:
 
 def _paused_share(looks: Sequence[tuple[float, Process]]) -> float:
     """Share of the looks at a process that is stopped and continued again and again, as cpulimit(1) does it."""
-    counts = [tuple(_runs(look)) for _, look in looks]
-    if len(looks) < MIN_LOOKS or len(set(counts)) < MIN_LOOKS:
+    stopped = sum(look.state == "T" for _, look in looks)
+    if not stopped or len({tuple(_runs(look)) for _, look in looks}) < MIN_LOOKS:
         return 0.0
-    return sum(look.state == "T" for _, look in looks) / len(looks)
+    return stopped / len(looks)
 
 
 def _runs(process: Process) -> list[tuple[int | None, int | None]]:

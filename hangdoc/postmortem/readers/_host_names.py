@@ -10,6 +10,11 @@ MAX_LINES = 20_000  # of a text whose hosts are looked for; longer ones are logs
 
 _SET_PART = re.compile(r"[\w.-]{1,100}(?:\[[\d,-]{1,200}\][\w.-]{0,100})?")  # of `nd[01-04,6],gx2`
 _FOLDED = re.compile(r"([\w.-]{1,100})\[([\d,-]{1,200})\]([\w.-]{0,100})")
+_NUMBERS_IN_ORDER = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen",
+)  # fmt: skip
+_NUMBER_WORDS = {**{word: number for number, word in enumerate(_NUMBERS_IN_ORDER)}, "thirty-one": 31, "sixty-three": 63}
 _SPAN = re.compile(r"(\d{1,6})(?:\s{0,2}(?:-|\u2013|to|through|thru|\.\.)\s{0,2}(\d{1,6}))?")
 _RULER = re.compile(r"[-=*#]{4,}\s*")
 _ALONE = re.compile(rf"({NAME})\s*")
@@ -121,6 +126,11 @@ def between_rulers(above: str, name: str, below: str) -> str | None:
     """The host in a header of clush and dshbak."""
     alone = _ALONE.fullmatch(name) if _RULER.fullmatch(below) and _RULER.fullmatch(above) else None
     return alone[1] if alone else None
+
+
+def written_number(text: str) -> int | None:
+    """The number in `7` or `seven`; None: it is none, or a word that hangdoc does not know."""
+    return int(text) if text.isdecimal() else _NUMBER_WORDS.get(text.lower())
 
 
 def listed_numbers(text: str, most: int) -> tuple[int, ...]:

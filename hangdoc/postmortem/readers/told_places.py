@@ -17,7 +17,7 @@ from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._dump_ranks import RANKS_WITH_STACKS
 from hangdoc.postmortem.readers._frames import ThreadBuilder, python_frame, stacks_record
-from hangdoc.postmortem.readers._host_names import listed_numbers
+from hangdoc.postmortem.readers._host_names import listed_numbers, written_number
 from hangdoc.postmortem.readers._pasted_text import text_lines, without_time
 from hangdoc.postmortem.readers.call_chains import stacks_in
 
@@ -50,11 +50,6 @@ _WHO = re.compile(
     rf"(?:{_STANDS}\b[\s,:]{{0,3}}){{0,6}})",
     re.IGNORECASE,
 )
-_NUMBERS = (
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-    "thirteen", "fourteen", "fifteen",
-)  # fmt: skip
-_WORDS = {**{word: number for number, word in enumerate(_NUMBERS)}, "thirty-one": 31, "sixty-three": 63}
 _NO_STATEMENT = re.compile(
     r"\b(?:not|never|cannot|should|would|could|might|whether|if|expected|supposed|fine|ok|okay|finished|done|returned"
     r"|returns|passed|passes|completed|reached|reaches|before|until|unless|why|first|used to|yesterday|earlier|raised"
@@ -189,7 +184,7 @@ def _claims(text: str) -> Iterator[_Claim]:
             ranks = _numbers(listed) if listed else None
             if listed and not ranks:
                 continue
-            yield _Claim(ranks, _number(who["number"] or who["count"]), frames[0], frames[1])
+            yield _Claim(ranks, written_number(who["number"] or who["count"] or ""), frames[0], frames[1])
 
 
 def _is_sequence(clause: str) -> bool:
@@ -206,12 +201,6 @@ def _known(clause: str) -> tuple[str, str] | None:
 def _numbers(text: str) -> tuple[int, ...]:
     ranks = listed_numbers(re.sub(r"ranks? |r(?=\d)", "", text, flags=re.IGNORECASE), MAX_RANKS)
     return ranks if all(rank < limits.MAX_RANKS for rank in ranks) else ()
-
-
-def _number(text: str | None) -> int | None:
-    if not text:
-        return None
-    return int(text) if text.isdecimal() else _WORDS.get(text.lower())
 
 
 def _frames(clause: str) -> tuple[tuple[Frame, ...], bool] | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from hangdoc.evidence import limits
-from hangdoc.postmortem.readers._host_names import NAME, is_host_name, prompt_of
+from hangdoc.postmortem.readers._host_names import NAME, is_host_name, prompt_of, written_number
 from hangdoc.postmortem.readers._placement.host_lists import HostLists
 from hangdoc.postmortem.readers._placement.node_order import NodeOrder
 from hangdoc.postmortem.readers._placement.pod_order import PodOrder
@@ -59,7 +59,6 @@ _TOTAL_BEHIND = re.compile(
     r"(\d{1,6}) (?:ranks|processes)\b(?! ?(?:each|per|a|/|on each|on every)\b)",
     re.IGNORECASE,
 )
-_NUMBERS = {"two": 2, "three": 3, "four": 4, "six": 6, "eight": 8}
 _ONE_NODE = re.compile(  # `8 GPUs in one pod`
     rf"(?<![\w.])\d{{1,4}} ?(?:x )?{_UNIT} (?:in|on) (?:one|a single|1) (?:node|host|machine|box|server|pod)\b",
     re.IGNORECASE,
@@ -137,7 +136,7 @@ class JobLayout:
                 self._sizes[size] += 1
                 self.several_nodes = True
         if behind := _TOTAL_BEHIND.search(text):
-            nodes, total = _NUMBERS.get(behind[1].lower()) or int(behind[1]), int(behind[2])
+            nodes, total = written_number(behind[1]) or 0, int(behind[2])
             if nodes > 1 and total % nodes == 0 and 0 < total // nodes <= MAX_PER_NODE:
                 self._sizes[total // nodes] += 1
                 self.several_nodes = True
