@@ -64,6 +64,7 @@ GROUPS = (
     "thirtyninth",
     "fortieth",
     "fortyfirst",
+    "fortysecond",
 )
 CLASSES = (
     "collective_wait",
