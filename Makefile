@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest
 # Three for two cores: many tests wait, for a process that starts or for a limit that passes.
 SIDE_BY_SIDE := --numprocesses 3 --dist worksteal
 
-.PHONY: demo test test-live live-jobs live-soak frameworks hostile slow kills soak matrix calm bench black-box post-mortem pasted fuzz lint lowest docs clean compiled
+.PHONY: demo test test-live live-jobs live-soak frameworks hostile slow kills soak matrix calm bench black-box post-mortem pasted terms fuzz lint lowest docs clean compiled
 
 demo: $(VENV)/demo.stamp  ## a real broken job, diagnosed live
 	$(BIN)/hangdoc demo $(ID)
@@ -82,7 +82,10 @@ post-mortem: $(TESTED)  ## every reproducer until its timeout, then the report o
 	$(BENCHMARK) post_mortem --out $(or $(OUT),post-mortem) $(ID)
 
 pasted: compiled  ## the score on pasted fragments; NAME='name or pattern', GROUP=own, MUTATIONS=1, SHOW=1
-	$(BENCHMARK) pasted $(if $(GROUP),--group $(GROUP)) $(if $(MUTATIONS),--mutations) $(if $(SHOW),--show) $(NAME)
+	$(BENCHMARK) pasted $(if $(NAME)$(MUTATIONS),,--held-out) $(if $(GROUP),--group $(GROUP)) $(if $(MUTATIONS),--mutations) $(if $(SHOW),--show) $(NAME)
+
+terms: $(VENV)/test.stamp  ## what the words of a text tell of its cause, judged on unknown authors; LEARN=1 learns the weights
+	$(if $(LEARN),$(BIN)/python -m tests.tools.learn_terms --learn,$(BENCHMARK) learn_terms)
 
 fuzz: compiled  ## every reader on mutated samples, for SECONDS
 	$(BIN)/python -m tests.tools.fuzz_readers --seconds $(SECONDS)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hangdoc.analysis.compute.loss import nonfinite_loss
 from hangdoc.analysis.facts import Facts, RankFacts, Schema, derive, where
 from hangdoc.analysis.facts import schema as load_schema
+from hangdoc.analysis.logs.terms import speaks_of_trouble
 from hangdoc.analysis.startup.differences import differences
 from hangdoc.analysis.thresholds import STILL_LOOKS
 from hangdoc.evidence import Snapshot, Unseen
@@ -118,7 +119,7 @@ class Judge:
 
     def _is_open(self, facts: Facts, status: str, findings: Sequence[Finding]) -> bool:
         """True if something went wrong, and no playbook names its cause or who did it."""
-        symptoms = {one.id for one in self.library.playbooks if one.envelope.layer == "symptom"}
+        symptoms = self._of_layers("symptom", "guess")
         named = any(one.culprits or one.links for one in findings)
         if named or facts.job.logs.requested:
             return False
@@ -126,17 +127,23 @@ class Judge:
             return False
         return status in ("stalled", "failed") or (status == "unknown" and _has_symptom(facts))
 
+    def _of_layers(self, *layers: str) -> Set[str]:
+        """The ids of the playbooks of these layers."""
+        return {one.id for one in self.library.playbooks if one.envelope.layer in layers}
+
     def _differences(self, facts: Facts, status: str, findings: Sequence[Finding]) -> tuple[str, ...]:
         """How the ranks' settings differ, if nothing explains why the job stands still."""
         if status != "stalled" and not (status == "unknown" and facts.job.stall.waiting):
             return ()
-        symptoms = {one.id for one in self.library.playbooks if one.envelope.layer == "symptom"}
+        symptoms = self._of_layers("symptom", "guess")
         explained = any(finding.playbook not in symptoms for finding in findings)
         return () if explained else differences(facts.case)
 
 
 def _has_symptom(facts: Facts) -> bool:
     """True if what is left of a job shows that something went wrong."""
+    if speaks_of_trouble(facts.job.terms):
+        return True
     logs = facts.job.logs
     if not (logs.read or facts.job.aftermath.post_mortem):
         return False
@@ -188,7 +195,7 @@ def load_judge(playbooks: Sequence[Path], say: Callable[[str], None]) -> Judge:
 
 def _status(facts: Facts, findings: Sequence[Finding]) -> str:
     stall = facts.job.stall
-    if findings:
+    if findings and findings[0].status != "unknown":
         moves = (
             stall.settled and not stall.stalled and facts.job.progress.changed and _culprits_move(facts, findings[0])
         )

@@ -64,6 +64,7 @@ from hangdoc.analysis.logs.reported_versions import VersionsFacts, VersionsJob
 from hangdoc.analysis.logs.saves import SaveFacts
 from hangdoc.analysis.logs.tables import TablesFacts, TablesJob
 from hangdoc.analysis.logs.tallies import TalliesJob
+from hangdoc.analysis.logs.terms import TermsJob
 from hangdoc.analysis.logs.transport import TransportJob
 from hangdoc.analysis.network.links import NetworkFacts, NetworkJob
 from hangdoc.analysis.postmortem.backward_split import BackwardSplitFacts, BackwardSplitJob
@@ -117,6 +118,7 @@ class JobFacts:
     hardware: HardwareJob
     tallies: TalliesJob
     tables: TablesJob
+    terms: TermsJob
     calls: CallJob
     load: LoadJob
     last_stack: LastStackJob

@@ -32,6 +32,13 @@ class Logs(Record, frozen=True):
     last: float | None = None  # Unix time (s) of the last line that has a time
 
 
+class Terms(Record, frozen=True):
+    """The words of a pasted text that tell classes of causes apart (record `terms`)."""
+
+    source: str
+    words: tuple[str, ...]  # in lower case, each once; only those in analysis/logs/term_weights.tsv
+
+
 class Aftermath(Record, frozen=True):
     """The job is gone; its evidence comes from files, not from a watch (record `aftermath`, made by the assembly)."""
 

@@ -11,10 +11,11 @@ from itertools import chain, islice
 from pathlib import Path
 
 from hangdoc.analysis.facts import Facts
+from hangdoc.analysis.logs.terms import judge as judge_terms
 from hangdoc.diagnose import Judge, load_judge
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Snapshot
-from hangdoc.evidence.logs import Logs
+from hangdoc.evidence.logs import Logs, Terms
 from hangdoc.evidence.pieces import Piece
 from hangdoc.evidence.snapshot import of_job
 from hangdoc.postmortem.assemble import snapshots
@@ -145,7 +146,8 @@ def _judged(
         shots, context.shared.get(SCRIPTS, ()), _evidence_time(files), context.warn, context.shared.get(EXCERPTS, ())
     )
     names = dict.fromkeys(rank.target.job for shot in shots for rank in shot.ranks)
-    if not names and not any(shot.records for shot in shots):
+    records = (record for shot in shots for record in shot.records.values())
+    if not names and all(map(_tells_nothing, records)):
         return None
     jobs = []
     for name in names or {"none": None}:
@@ -242,9 +244,12 @@ def _read_text(
         own.taken = frozenset(names)
         found = 0
         for item in _read(reader, part, own):
-            found += not _is_empty(item)
-            if not names or not _is_empty(item):
-                yield placement.placed(item) if isinstance(item, Piece) else item
+            empty = _is_empty(item)
+            found += not empty
+            if isinstance(item, Snapshot):
+                yield item
+            elif not (names and empty and isinstance(item.record, Logs)):
+                yield placement.placed(item)
         if found or (reader is readers[-1] and not names):
             names.append(reader.name)
     if names:
@@ -254,8 +259,14 @@ def _read_text(
 
 
 def _is_empty(item: EvidenceItem) -> bool:
-    """True for a log without events: that a rank wrote lines counts only in a file that is a log."""
-    return isinstance(item, Piece) and isinstance(item.record, Logs) and not item.record.said
+    """True for what counts only beside other evidence: a log without events, and words that tell of no trouble."""
+    if not isinstance(item, Piece):
+        return False
+    return (isinstance(item.record, Logs) and not item.record.said) or _tells_nothing(item.record)
+
+
+def _tells_nothing(record: object) -> bool:
+    return isinstance(record, Terms) and judge_terms(record.words).likely is None
 
 
 def _marks(readers: Sequence[Reader]) -> dict[str, tuple[str, ...]]:

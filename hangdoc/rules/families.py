@@ -22,6 +22,7 @@ UNDERSTOOD = "understood"  # the file whose lines say what the evidence shows
 FOR, AGAINST = "for", "against"  # `probe` of a line of evidence
 MAX_FAMILIES = 2
 MAX_LINES = 8
+SHARE_COUNTS = 8  # lines of evidence that count as much as certainty by the words of a text
 
 
 @cache
@@ -42,7 +43,8 @@ def understood(facts: Facts) -> tuple[str, ...]:
 def likely_families(facts: Facts) -> tuple[Family, ...]:
     """The most likely classes of causes, best first. Never raises."""
     view = View(facts)
-    scored: list[tuple[int, str, Family]] = []
+    shares, says_most = dict(facts.job.terms.shares), dict(facts.job.terms.says_most)
+    scored: list[tuple[float, str, Family]] = []
     for playbook in library().playbooks:
         if playbook.id == UNDERSTOOD:
             continue
@@ -51,9 +53,12 @@ def likely_families(facts: Facts) -> tuple[Family, ...]:
         against = tuple(text for probe, text in lines if probe == AGAINST)
         envelope = playbook.envelope
         score = CONFIDENCES.index(envelope.confidence.base) + len(speaks_for) - len(against)
+        share = shares.get(envelope.cls, 0.0)
+        if words := says_most.get(envelope.cls):
+            speaks_for = (*speaks_for, f"the words of the text: {words}")
         family = Family(envelope.cls, envelope.title, speaks_for, against, _decides(playbook, view))
-        if lines:
-            scored.append((-score, playbook.id, family))
+        if speaks_for or against:
+            scored.append((-score - SHARE_COUNTS * share, playbook.id, family))
     return tuple(family for _, _, family in sorted(scored, key=lambda one: one[:2])[:MAX_FAMILIES])
 
 

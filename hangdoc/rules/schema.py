@@ -16,7 +16,7 @@ from hangdoc.verdict import CLASSES, STATUSES
 MAX_PARTS = 64  # of each kind (selections, steps, evidence, actions) in one playbook, as each is compiled
 
 Fault = Literal["job", "node"]  # who is to blame
-Layer = Literal["cause", "contract", "symptom"]  # each explains the layers after it
+Layer = Literal["cause", "contract", "symptom", "guess"]  # each explains the layers after it
 LAYERS = get_args(Layer)
 
 Location = tuple[str | int, ...]  # keys and indices from the top of the file

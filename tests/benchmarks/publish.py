@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.publish [--write docs/benchmarks.md] NAME [ARGUMENT ...]
 
-NAME is a module of this package, or `matrix`, `calm` or `pasted`. Its section lies between `<!-- bench:NAME -->` and
+NAME is a module of this package, or a tool such as `matrix`. Its section lies between `<!-- bench:NAME -->` and
 `<!-- /bench:NAME -->`; nothing else on the page changes. The exit code is that of the benchmark.
 """
 
@@ -26,7 +26,7 @@ import psutil
 from hangdoc import __version__
 from tests.support.paths import ROOT
 
-TOOLS = ("matrix", "calm", "pasted")  # benchmarks outside this package
+TOOLS = ("matrix", "calm", "pasted", "learn_terms")  # benchmarks outside this package
 PACKAGES = ("torch", "py-spy")  # their versions change the results
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatch
+from itertools import groupby
 
 from rich.console import Console
 
@@ -40,6 +42,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="name or pattern; default: all")
     parser.add_argument("--group", choices=GROUPS)
     parser.add_argument("--mutations", action="store_true", help="judge every mutation as well")
+    parser.add_argument("--held-out", action="store_true", help="judge each group by weights of words without its own")
     parser.add_argument("--show", action="store_true", help="print the text and the first screen of the verdict")
     asked = parser.parse_args()
     chosen = [
@@ -50,18 +53,27 @@ def main() -> int:
     if not chosen:
         parser.error("no fragment of that name")
     judged = []
-    for one in chosen:
-        found = verdicts(one.text)
-        judged.append((one, score(one, found)))
-        _print_one(*judged[-1])
-        if asked.show:
-            _show(one, found)
+    for group, members in groupby(chosen, lambda one: one.group):
+        with _held_out(group) if asked.held_out else nullcontext():
+            for one in members:
+                found = verdicts(one.text)
+                judged.append((one, score(one, found)))
+                _print_one(*judged[-1])
+                if asked.show:
+                    _show(one, found)
     for group in dict.fromkeys(one.group for one in chosen):
         _print_table(group, [(one, result) for one, result in judged if one.group == group])
     bad = sum(result.wrong for _, result in judged)
     if asked.mutations:
         bad += _print_mutations(judged)
     return 1 if bad else 0
+
+
+def _held_out(group: str) -> AbstractContextManager[None]:
+    """Texts are judged by weights of words that were learned without a group."""
+    from tests.tools import learn_terms  # imports torch
+
+    return learn_terms.weights_without({group}, [learn_terms.text(one) for one in fragments()])
 
 
 def _print_one(one: Fragment, result: Score) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hangdoc.postmortem.report import CUT
+import pytest
+
+from hangdoc.postmortem.report import CUT, Unrecognised
 from tests.support.judge import reported
 
 RAISED = """[rank1]: Traceback (most recent call last):
@@ -63,3 +65,43 @@ def test_what_follows_a_wrapped_line_follows_it(tmp_path: Path) -> None:
     path.write_text(text + "epoch 0 step 10/400 loss 2.310\nepoch 0 step 20/400 loss 2.188\n")
     (verdict,) = reported(path).verdicts
     assert verdict.findings == ()
+
+
+SHARDS = """the loader is late again, every rank waits for its next shard, throughput drops each time
+epoch 3 fetch of the next tar from the bucket begins when the last one is exhausted
+webdataset, num_workers 4, prefetch off; dataloader decode is cheap, the read is slow
+dataset cache on the second disk, iowait high, nothing in dmesg, shuffle buffer empty
+"""
+COOKING = """boil the potatoes for twenty minutes, then slice them and add the onions
+season with salt, and serve them warm with a spoon of sour cream
+"""
+
+
+def test_a_text_that_no_rule_reads_is_judged_by_its_words(tmp_path: Path) -> None:
+    (tmp_path / "chat").write_text(SHARDS)
+    (verdict,) = reported(tmp_path / "chat").verdicts
+    (finding,) = verdict.findings
+    assert verdict.status == "unknown"
+    assert (finding.playbook, finding.confidence, finding.culprits) == ("likely-input-stall", "low", ())
+    assert "`dataloader`" in finding.evidence[0].text
+    assert verdict.families[0].cls == "input_stall"
+
+
+def test_words_are_no_evidence_in_a_text_that_is_about_something_else(tmp_path: Path) -> None:
+    (tmp_path / "chat").write_text(COOKING)
+    with pytest.raises(Unrecognised):
+        reported(tmp_path)
+
+
+def test_the_words_of_several_files_are_not_weighed(tmp_path: Path) -> None:
+    """The files of a directory are what programs wrote: nobody chose their words."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(SHARDS)
+    with pytest.raises(Unrecognised):
+        reported(tmp_path)
+
+
+def test_a_cause_that_a_rule_finds_leaves_no_guess(tmp_path: Path) -> None:
+    (tmp_path / "chat").write_text(SHARDS + RAISED)
+    (verdict,) = reported(tmp_path / "chat").verdicts
+    assert [finding.playbook for finding in verdict.findings] == ["rank-raised"]

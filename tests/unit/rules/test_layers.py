@@ -31,7 +31,7 @@ def outcome(directory: Path, *layered: Layered, silent: str = "") -> tuple[str, 
     return "".join(f.playbook for f in findings), {id: text.rpartition(" ")[2] for id, text in why.items()}
 
 
-CAUSE, CONTRACT, SYMPTOM = LAYERS
+CAUSE, CONTRACT, SYMPTOM, GUESS = LAYERS
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,7 @@ CAUSE, CONTRACT, SYMPTOM = LAYERS
         ([("c", CAUSE, ""), ("b", CONTRACT, ""), ("a", SYMPTOM, "")], "c", {"a": "c", "b": "c"}),
         ([("a", CONTRACT, ""), ("b", SYMPTOM, "")], "a", {"b": "a"}),
         ([("a", CAUSE, ""), ("b", SYMPTOM, "")], "a", {"b": "a"}),
+        ([("a", GUESS, ""), ("b", SYMPTOM, "")], "b", {"a": "b"}),
         ([("a", CAUSE, ""), ("b", CAUSE, "")], "ab", {}),
         ([("a", CONTRACT, ""), ("b", CONTRACT, "")], "ab", {}),
         ([("a", SYMPTOM, ""), ("b", SYMPTOM, "")], "ab", {}),
