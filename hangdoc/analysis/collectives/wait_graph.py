@@ -70,6 +70,8 @@ class WaitGraphJob:
     uneven: tuple[int, ...]
     # Of a cycle of collectives: those that wait for a rank that is past their place in the same iteration.
     left_behind: tuple[int, ...]
+    # Those past that place, if they can only have left the call out: by an early return, and no more than wait in it.
+    skipped: tuple[int, ...]
     roots: tuple[int, ...]  # ranks that others wait for and that wait for nobody
     crossed: bool  # in some group every member waits, but not in the same operation or at the same site
     crossed_by: str | None  # operation | site
@@ -147,6 +149,7 @@ def _job(
     cycle = _ranks(cycle_nodes(graph.edges))
     strayed = _strayed(cycle, graph, outliers)
     mixed = len({graph.waiting[rank].p2p for rank in cycle}) > 1
+    behind = () if mixed else tuple(rank for rank in cycle if _is_left_behind(rank, graph, outliers))
     return WaitGraphJob(
         groups=len(graph.members),
         cycle=cycle,
@@ -155,7 +158,8 @@ def _job(
         strayed=strayed,
         parted=() if strayed else _parted(cycle, graph, places),
         uneven=() if mixed else tuple(rank for rank in cycle if rank in uneven),
-        left_behind=() if mixed else tuple(rank for rank in cycle if _is_left_behind(rank, graph, outliers)),
+        left_behind=behind,
+        skipped=_skipped(behind, graph, outliers),
         roots=graph.roots,
         crossed=bool(crossed),
         crossed_by=min(crossed, default=None),
@@ -169,6 +173,18 @@ def _is_left_behind(rank: int, graph: WaitGraph, outliers: Mapping[int, Divergen
     if own is None or own.relation != "behind" or not own.same_lap or wait.p2p or wait.group is None:
         return False
     return any(other in graph.waiting and other not in outliers for other in graph.members[wait.group].absent)
+
+
+def _skipped(behind: Sequence[int], graph: WaitGraph, outliers: Mapping[int, DivergenceFacts]) -> tuple[int, ...]:
+    found: set[int] = set()
+    for rank in behind:
+        group = graph.waiting[rank].group
+        members = graph.members[group] if group is not None else NO_MEMBERS
+        past = [other for other in members.absent if other in graph.waiting and other not in outliers]
+        if outliers[rank].skip is None or len(past) > len(members.waiting):
+            return ()
+        found.update(past)
+    return tuple(sorted(found))
 
 
 def _same_call(cycle: Sequence[int], seen: Mapping[int, StackFacts], places: Mapping[int, Thread]) -> bool:

@@ -44,7 +44,9 @@ class DivergenceFacts:
     branch_site: str | None = None  # function and line of that condition: "report (train.py:49)"
     branch_in_framework: bool | None = None  # a framework decides by that condition, and calls no user code there
     branch_below: bool | None = None  # it is below the place where they diverged, whose source was not seen
-    by_rank: bool | None = None  # that condition tests the rank: "rank == 0"
+    skip: str | None = None  # condition under which the reference may have returned before the call of this rank
+    skip_site: str | None = None  # function and line of that condition: "loss (criterion.py:61)"
+    by_rank: bool | None = None  # `branch` tests the rank: "rank == 0"
     outer: str | None = None  # counter of a loop around both sides: the outermost that differs, else the innermost
     outer_count: float | None = None  # its value on this rank
     outer_count_other: float | None = None  # its value on the reference side
@@ -285,6 +287,8 @@ def _facts(
         branch_site=f"{arm[0].function} ({arm[0].base}:{relation.branch.line})" if relation.branch and arm else None,
         branch_in_framework=all(is_library(step.file) for step in arm) if arm else None,
         branch_below=relation.below if relation.branch else None,
+        skip=relation.skip.test if relation.skip and outlier else None,
+        skip_site=_skip_site(relation.skip, own) if relation.skip and outlier else None,
         by_rank=parts_by_rank(relation.branch.test) if relation.branch else None,
         outer=laps.counter if laps else None,
         outer_count=laps.own if laps else None,
@@ -304,6 +308,11 @@ def _facts(
         same_site=_at_one_site(stack[key], stack[first], relation, own),
         inner=inner,
     )
+
+
+def _skip_site(skip: Branch, path: Steps) -> str | None:
+    within = (step for step in path if step.place and skip in step.place.guards)
+    return next((f"{step.function} ({step.base}:{skip.line})" for step in within), None)
 
 
 def _at_one_site(own: StackFacts, peer: StackFacts, relation: Relation, path: Steps) -> bool:

@@ -52,6 +52,7 @@ class Relation:
     exit: str | None = None  # the condition under which one of them left `loop` before its last iteration
     equal_laps: bool = False  # both ran `loop` equally often, by its counter: one of them left out a call in it
     laps: Laps | None = None  # in the loops around both, in any function; None: no counter is visible
+    skip: Branch | None = None  # the early return by which b may have left out the call that a waits in
     below: bool = False  # `branch` is in a function called after they diverged, in a place whose source was not seen
 
 
@@ -328,7 +329,21 @@ def _by_callees(found: Relation, a: Steps, b: Steps, depth: int) -> Relation:
         return replace(found, kind="in_branch", branch=own)
     if peer and not own:
         return replace(found, kind="out_of_branch", branch=peer)
-    return found
+    return replace(found, skip=_early_return(a[depth + 1 :])) if found.kind == "behind" else found
+
+
+def _early_return(rest: Steps) -> Branch | None:
+    """The `if` that returns before the call in which a rank waits, where no other condition decides on that call."""
+    own = [(step, step.place) for step in rest if step.place is not None and not is_library(step.file)]
+    if any(_own_branches(step, certain=False) for step, _ in own):
+        return None
+    returns = (
+        guard
+        for step, place in own
+        for guard in place.guards
+        if not any(loop.first < guard.line for loop in place.loops) and uniform(guard.test, step, None) is not True
+    )
+    return next(returns, None)
 
 
 def _condition_in(inside: Steps, loop: Loop, certain: bool = True) -> Branch | None:

@@ -453,3 +453,54 @@ def test_ranks_that_ran_a_loop_equally_often(
     found, mirrored = relate(here, there), relate(there, here)
     assert (found.equal_laps, mirrored.equal_laps) == (even, even)
     assert (found.branch.test if found.branch else None) == ("not skip" if even and function == "train" else None)
+
+
+EARLY_RETURN = """\
+def loss(x, verbose):
+    if not x:
+        return 0
+    if verbose:
+        report(x)
+    return x / norm(x)
+
+def norm(x):
+    all_reduce(x)
+
+def sometimes(x):
+    if not x:
+        return 0
+    if x > limit(x):
+        all_reduce(x)
+
+def rows(xs):
+    for x in xs:
+        if not x:
+            return 0
+        all_reduce(x)
+
+def fit(loader):
+    for step, x in enumerate(loader):
+        value = loss(x, True)
+        sometimes(x)
+        rows(x)
+        value.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("calls", "skip"),
+    [
+        ([("fit", 25), ("loss", 6), ("norm", 9)], "not x"),
+        ([("fit", 26), ("sometimes", 15)], None),  # another condition decides as well
+        ([("fit", 27), ("rows", 21)], None),  # the peer may have had fewer rows
+        ([("fit", 25)], None),  # nothing below the place where they parted
+    ],
+)
+def test_an_early_return_by_which_a_peer_left_out_a_call(
+    calls: list[tuple[str, int]], skip: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "job.py").write_text(EARLY_RETURN)
+    module = ParsedSource.parse(str(tmp_path / "job.py"))
+    found = relate(call_path(module, *calls), call_path(module, ("fit", 28)))
+    assert (found.skip.test if found.skip else None) == skip
+    assert relate(call_path(module, ("fit", 28)), call_path(module, *calls)).skip is None
