@@ -9,7 +9,6 @@ from pathlib import Path
 from hangdoc.analysis.compute.loss import nonfinite_loss
 from hangdoc.analysis.facts import Facts, RankFacts, Schema, derive, where
 from hangdoc.analysis.facts import schema as load_schema
-from hangdoc.analysis.logs.terms import speaks_of_trouble
 from hangdoc.analysis.startup.differences import differences
 from hangdoc.analysis.thresholds import STILL_LOOKS
 from hangdoc.evidence import Snapshot, Unseen
@@ -142,7 +141,7 @@ class Judge:
 
 def _has_symptom(facts: Facts) -> bool:
     """True if what is left of a job shows that something went wrong."""
-    if speaks_of_trouble(facts.job.terms):
+    if facts.job.terms.likely:
         return True
     logs = facts.job.logs
     if not (logs.read or facts.job.aftermath.post_mortem):

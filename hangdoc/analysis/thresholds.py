@@ -272,7 +272,8 @@ TRACEBACK_LINES = Threshold(200, "lines", "chosen: the longest chains of traceba
 LIKELY = Threshold(
     0.5, "probability of a class", "measured: of texts of other authors, 96 % of those above it (`make terms`)"
 )
-LEAST_TERMS = Threshold(8, "words that tell classes apart", "chosen: three lines of a log say too little")
+THINKABLE = Threshold(0.15, "probability of a class", "chosen: one in seven is still worth a thought")
+LEAST_TERMS = Threshold(16, "words that tell classes apart", "chosen: a few lines of a log or a table say too little")
 
 # --- tables of the load of a host -----------------------------------------------------------------
 

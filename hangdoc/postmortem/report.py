@@ -11,12 +11,12 @@ from itertools import chain, islice
 from pathlib import Path
 
 from hangdoc.analysis.facts import Facts
-from hangdoc.analysis.logs.terms import judge as judge_terms
+from hangdoc.analysis.logs import terms
 from hangdoc.diagnose import Judge, load_judge
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Snapshot
 from hangdoc.evidence.logs import Logs, Terms
-from hangdoc.evidence.pieces import Piece
+from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.evidence.snapshot import of_job
 from hangdoc.postmortem.assemble import snapshots
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Reader, Source, load_readers
@@ -38,6 +38,7 @@ from hangdoc.postmortem.script_source import with_source
 from hangdoc.verdict import CONFIDENCES, Finding, Verdict
 
 Warn = Callable[[str], None]
+MAX_PASTED = 64 * 2**10  # bytes: a longer text is a program's, and nobody chose its words
 MAX_WARNINGS = 20  # the rest is counted
 INTERNAL_ERROR = "internal error, please report it,"
 CUT = "it rests on the last line, which may be cut: the text does not end with a newline"
@@ -244,29 +245,27 @@ def _read_text(
         own.taken = frozenset(names)
         found = 0
         for item in _read(reader, part, own):
-            empty = _is_empty(item)
-            found += not empty
-            if isinstance(item, Snapshot):
-                yield item
-            elif not (names and empty and isinstance(item.record, Logs)):
-                yield placement.placed(item)
+            found += not _is_empty(item)
+            if not names or not _is_empty(item):
+                yield placement.placed(item) if isinstance(item, Piece) else item
         if found or (reader is readers[-1] and not names):
             names.append(reader.name)
     if names:
         yield from placement.pieces
+    if isinstance(text, TextSource) and context.files == 1 and len(text.content) <= MAX_PASTED:
+        yield Piece(ProcessRef(), terms.RECORD, Terms(text.name, terms.known_terms(text.head_text)))
     if whole:
         context.progress(source.size)
 
 
 def _is_empty(item: EvidenceItem) -> bool:
-    """True for what counts only beside other evidence: a log without events, and words that tell of no trouble."""
-    if not isinstance(item, Piece):
-        return False
-    return (isinstance(item.record, Logs) and not item.record.said) or _tells_nothing(item.record)
+    """True for a log without events: that a rank wrote lines counts only in a file that is a log."""
+    return isinstance(item, Piece) and isinstance(item.record, Logs) and not item.record.said
 
 
 def _tells_nothing(record: object) -> bool:
-    return isinstance(record, Terms) and judge_terms(record.words).likely is None
+    """True for words that tell of no trouble: they count only beside other evidence."""
+    return isinstance(record, Terms) and terms.judge(record.words).likely is None
 
 
 def _marks(readers: Sequence[Reader]) -> dict[str, tuple[str, ...]]:

@@ -1,7 +1,8 @@
 """What speaks for and against each class of causes, where no playbook names a culprit: knowledge in `families/`.
 
 A family has the schema of a playbook. Its lines of evidence speak for the class or against it; the line count, with the
-base confidence, ranks the families. Its first action that applies is what would decide.
+base confidence, ranks the families. Where no line applies to any, the words of a pasted text rank them. Its first
+action that applies is what would decide.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from hangdoc.analysis.facts import Facts, schema
+from hangdoc.analysis.logs.terms import TermsJob
 from hangdoc.rules.conditions import OBSERVED
 from hangdoc.rules.library import Library, Playbook
 from hangdoc.rules.scope import PlaybookScope, View
@@ -22,7 +24,6 @@ UNDERSTOOD = "understood"  # the file whose lines say what the evidence shows
 FOR, AGAINST = "for", "against"  # `probe` of a line of evidence
 MAX_FAMILIES = 2
 MAX_LINES = 8
-SHARE_COUNTS = 8  # lines of evidence that count as much as certainty by the words of a text
 
 
 @cache
@@ -43,23 +44,31 @@ def understood(facts: Facts) -> tuple[str, ...]:
 def likely_families(facts: Facts) -> tuple[Family, ...]:
     """The most likely classes of causes, best first. Never raises."""
     view = View(facts)
-    shares, says_most = dict(facts.job.terms.shares), dict(facts.job.terms.says_most)
-    scored: list[tuple[float, str, Family]] = []
-    for playbook in library().playbooks:
-        if playbook.id == UNDERSTOOD:
-            continue
-        lines = list(_lines(playbook, view))
+    found = [(playbook, list(_lines(playbook, view))) for playbook in library().playbooks if playbook.id != UNDERSTOOD]
+    if not any(lines for _, lines in found):
+        return _by_words(facts.job.terms, view)
+    scored: list[tuple[int, str, Family]] = []
+    for playbook, lines in found:
         speaks_for = tuple(text for probe, text in lines if probe == FOR)
         against = tuple(text for probe, text in lines if probe == AGAINST)
         envelope = playbook.envelope
         score = CONFIDENCES.index(envelope.confidence.base) + len(speaks_for) - len(against)
-        share = shares.get(envelope.cls, 0.0)
-        if words := says_most.get(envelope.cls):
-            speaks_for = (*speaks_for, f"the words of the text: {words}")
         family = Family(envelope.cls, envelope.title, speaks_for, against, _decides(playbook, view))
-        if speaks_for or against:
-            scored.append((-score - SHARE_COUNTS * share, playbook.id, family))
+        if lines:
+            scored.append((-score, playbook.id, family))
     return tuple(family for _, _, family in sorted(scored, key=lambda one: one[:2])[:MAX_FAMILIES])
+
+
+def _by_words(terms: TermsJob, view: View) -> tuple[Family, ...]:
+    """The same where no line of evidence applies: by the words of the text, if they make a class likely."""
+    if terms.likely is None:
+        return ()
+    known = {playbook.envelope.cls: playbook for playbook in library().playbooks if playbook.id != UNDERSTOOD}
+    return tuple(
+        Family(cls, playbook.envelope.title, (f"the words of the text: {words}",), (), _decides(playbook, view))
+        for cls, words in terms.says_most
+        if (playbook := known.get(cls))
+    )[:MAX_FAMILIES]
 
 
 def _lines(family: Playbook, view: View) -> Iterator[tuple[str, str]]:

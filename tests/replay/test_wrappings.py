@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from hangdoc.postmortem.report import Unrecognised
-from tests.support.judge import reported
+from tests.support.judge import judge, reported
 from tests.support.paths import DATA
 from tests.support.samples import SAMPLES
 from tests.support.wrappings import BROKEN, WHOLE, Wrapping
@@ -33,18 +33,20 @@ TEXTS = {name: case["files"] for name, case in CASES.items() if not any(map(_is_
 BROKEN_BEFORE = ("broken-by-a-terminal", "the-clock-decides-which-error-came-first")
 EACH_LINE = ("GitHub Actions", "gh run view", "GitLab", "Jenkins", "json-file")
 
+GUESSES = {playbook.id for playbook in judge().library.playbooks if playbook.envelope.layer == "guess"}
+
 First = tuple[str, str, tuple[tuple[str, str], ...]]
 
 
 def first(folder: Path) -> First | None:
-    """Status, playbook and culprits of the first finding."""
+    """Status, playbook and culprits of the first finding that is no guess by the words of the text."""
     try:
         verdict = reported(folder).verdicts[0]
     except Unrecognised:
         return None
-    if not verdict.findings:
+    found = next((one for one in verdict.findings if one.playbook not in GUESSES), None)
+    if found is None:
         return verdict.status, "", ()
-    found = verdict.findings[0]
     return verdict.status, found.playbook, tuple(sorted((str(one.rank), one.site or "") for one in found.culprits))
 
 

@@ -129,7 +129,7 @@ def in_each_step(case: Case, key: Key) -> bool:
         whole = tuple(loops_around(look.own))
         for depth, step in enumerate(look.thread):
             around += tuple(loops_around([step])) if depth in look.path.own else ()
-            if _has_loop_inside(around, whole, meets, of_peers):
+            if _has_loop_inside(around, whole, meets, of_peers) or _is_alone_in(around, meets):
                 continue
             in_view = bool(around) and depth in look.path.own and not any(meet.trainer > depth for meet in of_peers)
             for variable in step.variables.values():
@@ -204,6 +204,11 @@ def _has_loop_inside(loops: _Loops, whole: _Loops, own: Counter[_Meet], of_peers
         )
 
     return within(own, True) > HALF * within(own, False) or within(of_peers, True) >= MIN_LOOKS
+
+
+def _is_alone_in(loops: _Loops, own: Counter[_Meet]) -> bool:
+    """True if a rank was seen to meet its peers, and never within these loops, as in one evaluation."""
+    return bool(loops) and bool(own) and not any(meet.loops[: len(loops)] == loops for meet in own)
 
 
 def _counts_by_one(values: Sequence[float], in_view: bool) -> bool:

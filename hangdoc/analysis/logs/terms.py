@@ -16,14 +16,13 @@ from functools import cache
 from pathlib import Path
 
 from hangdoc.analysis import Case, Detector, Key
-from hangdoc.analysis.thresholds import LEAST_TERMS, LIKELY
+from hangdoc.analysis.thresholds import LEAST_TERMS, LIKELY, THINKABLE
 from hangdoc.evidence.logs import Terms
 
 WEIGHTS = Path(__file__).with_name("term_weights.tsv")
 RECORD = "terms"
 NO_TROUBLE = "none"  # the class of texts without trouble, and of those from which nobody could tell it
 MAX_SHOWN = 5  # words
-THINKABLE = 0.15  # probability of a class that is still worth a thought
 _WORD = re.compile(r"[a-z_]{3,31}")
 BIAS = "(bias)"
 
@@ -65,11 +64,6 @@ def judge(known: Iterable[str]) -> TermsJob:
     if best == NO_TROUBLE or share < LIKELY or len(found) < LEAST_TERMS:
         return TermsJob(shares=ranked, says_most=tuple(words.items()))
     return TermsJob(best, share, words[best], ranked, tuple(words.items()))
-
-
-def speaks_of_trouble(found: TermsJob) -> bool:
-    """True if the words of the text are rather those of a job in trouble than of a healthy or unrelated one."""
-    return bool(found.shares) and found.shares[0][0] != NO_TROUBLE
 
 
 def _says_most(cls: str, found: Iterable[str]) -> str:

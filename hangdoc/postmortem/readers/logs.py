@@ -12,9 +12,8 @@ from typing import IO, cast
 
 from msgspec.structs import replace as replace_record
 
-from hangdoc.analysis.logs.terms import RECORD, known_terms
 from hangdoc.evidence import End
-from hangdoc.evidence.logs import Logs, Terms
+from hangdoc.evidence.logs import Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source, interrupted
 from hangdoc.postmortem.readers._logs.catalogue import EVERY_RANK, LinePattern, anchors, patterns_by_anchor
@@ -36,7 +35,6 @@ from hangdoc.system import input_limits
 MAX_MATCHES = 20_000  # lines per anchor in one file
 MAX_OTHERS = 500  # the same, of messages that not every rank prints
 MAX_FIGURES, LEAST_FIGURES = 2**18, 2**10  # bytes searched for figures: in all files together, and in each at least
-MAX_PASTED = 64 * 2**10  # bytes: a longer text is a program's, and nobody chose its words
 MAX_UNWRAPPED = 64 * 2**20  # bytes; hard-wrapped lines are joined in files up to this size
 
 
@@ -88,8 +86,6 @@ class LogReader:
         tail = summary.tail[-max(LEAST_FIGURES, MAX_FIGURES // context.files) :]
         if found_figures := read_figures(tail, summary.lines, style, source.name, placement):
             yield Piece(ProcessRef(), "figures", found_figures)
-        if isinstance(source, TextSource) and context.files == 1 and len(source.content) <= MAX_PASTED:
-            yield Piece(ProcessRef(), RECORD, Terms(source.name, known_terms(source.head_text)))
 
 
 def _with_words(pieces: list[Piece], source: TextSource) -> list[Piece]:

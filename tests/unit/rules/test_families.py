@@ -29,7 +29,7 @@ def test_every_family_loads_and_each_class_has_at_most_one() -> None:
     assert library().problems == ()
     found = [one.envelope.cls for one in library().playbooks if one.id != UNDERSTOOD]
     assert len(found) == len(set(found))
-    assert set(found) == set(CLASSES) - {"silent_divergence"}  # nothing is stuck there
+    assert set(found) == set(CLASSES)
 
 
 def test_every_line_speaks_for_or_against_and_something_always_decides() -> None:

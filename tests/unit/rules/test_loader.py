@@ -40,7 +40,7 @@ def test_a_sound_playbook(tmp_path: Path) -> None:
         ({"ranks": {"late": "stack.waits"}}, "unknown field `ranks`", ""),
         ({"over": ["late"]}, "unknown field `over`", ""),
         ({"not_this": []}, "unknown field `not_this`", ""),
-        ({"layer": "reason"}, "`layer`: Input should be 'cause', 'contract' or 'symptom'", ""),
+        ({"layer": "reason"}, "`layer`: Input should be 'cause', 'contract', 'symptom' or 'guess'", ""),
         ({"explains": "late"}, "`explains`: Input should be a valid tuple", ""),
         ({"look_alikes": ["late"]}, "`look_alikes`: Input should be a valid dictionary", ""),
         ({"look_alikes": {"late": ""}}, "`look_alikes.late`: String should have at least 1 character", ""),

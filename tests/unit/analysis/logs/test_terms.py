@@ -28,7 +28,7 @@ def weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_enough_words_of_a_class_make_it_likely() -> None:
-    found = terms.judge([*LINKS[:10], "unheard", "of"])
+    found = terms.judge([*LINKS[:18], "unheard", "of"])
     assert found.likely == "network"
     assert found.share is not None
     assert found.share > LIKELY
@@ -60,8 +60,6 @@ def test_a_text_without_trouble_is_no_class_of_causes() -> None:
     found = terms.judge(CALM)
     assert found.likely is None
     assert found.says_most == ()
-    assert not terms.speaks_of_trouble(found)
-    assert terms.speaks_of_trouble(terms.judge(LINKS))
 
 
 def test_words_are_lower_case_and_the_parts_of_names() -> None:
