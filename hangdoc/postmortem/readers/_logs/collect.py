@@ -353,11 +353,12 @@ class LogCollector:
             self.ends += [(self.run, origin, more.record) for more in dump.more if isinstance(more.record, End)]
 
     def _following(self, matched: MatchedLine, line: Line, heading: str) -> Iterator[str]:
-        """The next lines of the same process, without their prefixes."""
+        """The next lines of the same process, without their prefixes or the indentation of the first."""
         prefix = matched.raw[: matched.raw.find(heading.encode())]
         if prefix.strip() and not _TIMED.search(prefix.decode("utf-8", "replace")):
             return matched.with_prefix(prefix, 600)
-        return self._written_by(line, matched)
+        indent = line.text[: len(line.text) - len(line.text.lstrip())]
+        return (text.removeprefix(indent) for text in self._written_by(line, matched))
 
     def _written_by(self, line: Line, matched: MatchedLine) -> Iterator[str]:
         own = (line.rank, line.local, line.host, line.pid)

@@ -53,6 +53,7 @@ MAX_LINE = 1_000  # characters
 MAX_FIGURES = 10_000
 MAX_OWNERS = 1_024  # of one value: `ranks 0-7`
 MAX_NAME = 60  # characters
+LONG = 7  # digits that two ranks do not share by chance
 LEAST_SIZES = 3  # powers of two, which are no ranks but sizes
 
 _TOKEN = re.compile(
@@ -132,6 +133,7 @@ def read_figures(
     texts = tail[-MAX_BYTES:].decode("utf-8", "replace").split("\n")[-MAX_LINES:]
     first = max(lines - len(texts) + (1 if texts and texts[-1] else 2), 1)
     found: list[Figure] = []
+    unknown: list[Figure] = []  # of names that mean nothing
     block = _Block()
     gpus, cpus, links, profiles, reports = GpuTables(), CpuTexts(), GpuLinks(), Profiles(), RankReports()
     extremes, breakdowns, parallelism, comparisons = Extremes(), Breakdowns(), Parallelism(), Comparisons()
@@ -170,11 +172,12 @@ def read_figures(
         for value in _values(line, raw, block, number - first + 1 < len(texts)):
             trained = value.name.rpartition(" ")[2] in block.parameters
             found += _figures(replace(value, name=f"{value.name} weights") if trained else value, step, number)
+            unknown += _long_fractions(value, step, number) if len(unknown) < MAX_FIGURES else ()
     profiles.end()
     breakdowns.end()
     own = (gpus, cpus, links, profiles, reports, breakdowns, comparisons)
     kept = [
-        *_comparable(found[:MAX_FIGURES]),
+        *_comparable([*found, *_replicated(unknown)][:MAX_FIGURES]),
         *(figure for one in own for figure in one.found),
         *extremes.figures(),
         *unequals.figures(),
@@ -380,6 +383,30 @@ def _figures(value: Value, step: int | None, line: int) -> Iterable[Figure]:
     if known.kind.startswith("gpu ") and any(one.of not in (GPU, RANK) for one in value.owners):
         return ()
     return [Figure(known.kind, name, one.of, one.name, text, value.exact, timed, step, line) for one in value.owners]
+
+
+def _long_fractions(value: Value, step: int | None, line: int) -> Iterable[Figure]:
+    """A number with a name that means nothing, as a state: with so many digits, it is equal on two ranks for a reason."""
+    text = value.text.replace(",", "")
+    if not value.number or value.unit or step is None or "." not in text or is_known(value.name):
+        return ()
+    if sum(map(str.isdigit, text)) < LONG:
+        return ()
+    return [Figure("state", value.name, one.of, one.name, text, step=step, line=line) for one in value.owners]
+
+
+def _replicated(unknown: Sequence[Figure]) -> list[Figure]:
+    """Those of names whose first value is equal on all their ranks: what replicas have in common, such as `enc`."""
+    by_name: dict[tuple[str, str], list[Figure]] = {}
+    for one in unknown:
+        by_name.setdefault((one.of, one.name), []).append(one)
+    found = []
+    for figures in by_name.values():
+        begin = [one for one in figures if one.step == figures[0].step]
+        owners = {one.owner for one in figures}
+        if len(owners) > 1 and {one.owner for one in begin} == owners and len({one.value for one in begin}) == 1:
+            found += figures
+    return found
 
 
 def _common(value: Value) -> Meaning | None:

@@ -27,6 +27,25 @@ TEXTS = {
         "param checksum: ranks 0-1 7be01c, rank 2 c314aa",
         ["state rank 0=7be01c", "state rank 1=7be01c", "state rank 2=c314aa"],
     ),
+    "unknown names of what replicas have in common": (
+        "step 0 rank 0 trunk 41837.25 fan 9917.125 loss 7.1\nstep 0 rank 1 trunk 41837.25 fan 9917.125 loss 7.2\n"
+        "step 9 rank 0 trunk 41840.50 fan 9921.500 loss 6.1\nstep 9 rank 1 trunk 41840.50 fan 9920.875 loss 6.2",
+        [
+            "state rank 0=41837.25",
+            "state rank 0=9917.125",
+            "state rank 1=41837.25",
+            "state rank 1=9917.125",
+            "state rank 0=41840.50",
+            "state rank 0=9921.500",
+            "state rank 1=41840.50",
+            "state rank 1=9920.875",
+        ],
+    ),
+    "unknown names that begin apart, or have few digits": (
+        "step 0 rank 0 seen 41837.25 beta 0.5\nstep 0 rank 1 seen 41902.75 beta 0.5\n"
+        "step 9 rank 0 seen 51837.25 beta 0.6\nstep 9 rank 1 seen 51902.75 beta 0.7",
+        [],
+    ),
     "checksums in numbered rows": (
         "buffer hash (sha1 of 318 tensors)\n   0  c4407a91fe\n   1  09e2b6d718",
         ["state rank 0=c4407a91fe", "state rank 1=09e2b6d718"],

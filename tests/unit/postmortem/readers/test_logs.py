@@ -530,7 +530,7 @@ ValueError: no label
 """
 
 
-@pytest.mark.parametrize("prefix", ["", "[rank0]: ", "2025-03-01 12:00:00,123 ", "[1,0]<stderr>:"])
+@pytest.mark.parametrize("prefix", ["", "    ", "[rank0]: ", "2025-03-01 12:00:00,123 ", "[1,0]<stderr>:"])
 def test_traceback_yields_a_stack_an_exception_and_an_exit(prefix: str, tmp_path: Path) -> None:
     text = "".join(prefix + line + "\n" for line in TRACEBACK.splitlines())
     found = read(tmp_path, text, "rank_0.log")
