@@ -23,7 +23,6 @@ from tests.support.judge import judge
 from tests.support.paths import PLAYBOOKS, RECORDINGS
 
 FILES = [*sorted(PLAYBOOKS.glob("*/capture.jsonl.zst")), *sorted(RECORDINGS.glob("*.jsonl.zst"))]
-FEW = 4  # ranks, of which each may be the one that was not seen
 LAYERS = {playbook.id: playbook.envelope.layer for playbook in judge().library.playbooks}
 
 
@@ -90,12 +89,13 @@ def reductions(shots: Sequence[Snapshot], whole: Verdict) -> Iterator[tuple[str,
     hosts = sorted({shot.host for shot in shots})
     if any(_has_native_frames(rank) for shot in shots for rank in shot.ranks):
         yield "without native frames", ["native"], without_native_frames(shots)
-    for probe in probes:
+    for number, probe in enumerate(probes):
         yield f"without {probe}", [probe], reduced(shots, {probe})
         yield f"with {probe} alone", [one for one in probes if one != probe], reduced(shots, {*probes} - {probe})
-        for target in some(targets, whole) if len(targets) > 1 else ():
-            of_rank = reduced(shots, {probe}, ranks=target.__eq__, hosts=lambda _: False)
-            yield f"without {probe} of rank {target.rank}", [probe], of_rank
+        for target in some(targets, whole, number) if len(targets) > 1 else ():
+            if any(rank.target == target and probe in rank.records for shot in shots for rank in shot.ranks):
+                of_rank = reduced(shots, {probe}, ranks=target.__eq__, hosts=lambda _: False)
+                yield f"without {probe} of rank {target.rank}", [probe], of_rank
         for host in hosts if len(hosts) > 1 else ():
             of_host = reduced(shots, {probe}, ranks=partial(_is_on, host), hosts=host.__eq__)
             yield f"without {probe} of host {host}", [probe], of_host
@@ -121,13 +121,11 @@ def _is_on(host: str, target: Target) -> bool:
     return target.host == host
 
 
-def some(targets: Sequence[Target], whole: Verdict) -> Sequence[Target]:
-    """The ranks of a small job; of a large one a culprit and another rank."""
-    if len(targets) <= FEW:
-        return targets
+def some(targets: Sequence[Target], whole: Verdict, number: int) -> Sequence[Target]:
+    """A culprit and another rank, which may not have been seen: for each probe the next ones, as all take minutes."""
     culprits = {culprit.rank for finding in whole.findings for culprit in finding.culprits}
-    by_part = {target.rank in culprits: target for target in reversed(targets)}
-    return list(by_part.values())
+    parts = ([target for target in targets if (target.rank in culprits) is named] for named in (True, False))
+    return [part[number % len(part)] for part in parts if part]
 
 
 def reduced(

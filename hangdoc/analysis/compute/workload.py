@@ -129,7 +129,8 @@ def in_each_step(case: Case, key: Key) -> bool:
         whole = tuple(loops_around(look.own))
         for depth, step in enumerate(look.thread):
             around += tuple(loops_around([step])) if depth in look.path.own else ()
-            if _has_loop_inside(around, whole, meets, of_peers) or _is_alone_in(around, meets):
+            unseen = depth in look.path.own and step.place is None  # the loops around it, too
+            if unseen or _has_loop_inside(around, whole, meets, of_peers) or _is_alone_in(around, meets):
                 continue
             in_view = bool(around) and depth in look.path.own and not any(meet.trainer > depth for meet in of_peers)
             for variable in step.variables.values():
