@@ -65,6 +65,7 @@ GROUPS = (
     "fortieth",
     "fortyfirst",
     "fortysecond",
+    "fortythird",
 )
 CLASSES = (
     "collective_wait",

@@ -386,7 +386,7 @@ def _figures(value: Value, step: int | None, line: int) -> Iterable[Figure]:
 
 
 def _long_fractions(value: Value, step: int | None, line: int) -> Iterable[Figure]:
-    """A number with a name that means nothing, as a state: with so many digits, it is equal on two ranks for a reason."""
+    """A number whose name means nothing, as a state: with so many digits, two ranks share it for a reason."""
     text = value.text.replace(",", "")
     if not value.number or value.unit or step is None or "." not in text or is_known(value.name):
         return ()

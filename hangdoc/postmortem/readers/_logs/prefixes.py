@@ -38,6 +38,10 @@ _PREFIXES: tuple[re.Pattern[str], ...] = (
     # Loops that people write: `rank 3: `, `rank3 | `; not `rank 3 |w| 61.2`.
     re.compile(r"[Rr]ank[ _-]?(?P<rank>\d{1,6})(?:: |>|\s{0,20}\|(?!\w{1,24}\|))\s?(?=\S)"),
     re.compile(r"(?P<host>[a-z][\w.-]{0,60}\d) [Rr]ank[ _-]?(?P<rank>\d{1,6})(?:: |\s{0,20}\|(?!\w{1,24}\|))\s?(?=\S)"),
+    # Columns behind a time: `| rank 3 | `, `| INFO | rank 3 | `, `- rank 3 - `
+    re.compile(
+        r"(?P<bar>[|-]) (?:[A-Z]{4,8}\s{0,4} (?P=bar) )?[Rr]ank[ =:_-]{0,2}(?P<rank>\d{1,6})\s{0,4} (?P=bar) (?=\S)"
+    ),
     re.compile(r"\((?:global |world )?[Rr]ank[ _:=-]?(?P<rank>\d{1,6})\):? (?=\S)"),  # Megatron: `(rank 0) saving ...`
     re.compile(r"rank(?P<rank>\d{1,6})\[(?P<pid>\d{1,9})\]\[[^\[\]]{1,60}\]: (?=\S)"),  # Composer: PID and thread
     re.compile(r"\[?(?:global_)?rank=(?P<rank>\d{1,6})\b\]?[,:]? (?=\S)"),  # structured loggers
