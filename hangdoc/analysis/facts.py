@@ -48,6 +48,7 @@ from hangdoc.analysis.locks.gil import GilFacts
 from hangdoc.analysis.locks.lock_files import LockFileFacts
 from hangdoc.analysis.locks.mutexes import MutexFacts
 from hangdoc.analysis.logs.arrivals import ArrivalsJob
+from hangdoc.analysis.logs.common_lines import CommonLinesJob
 from hangdoc.analysis.logs.figures import FiguresFacts, FiguresJob
 from hangdoc.analysis.logs.hardware_figures import HardwareFacts, HardwareJob
 from hangdoc.analysis.logs.headcounts import HeadcountsJob
@@ -115,6 +116,7 @@ class JobFacts:
     versions: VersionsJob
     printed: PrintedJob
     figures: FiguresJob
+    common_lines: CommonLinesJob
     hardware: HardwareJob
     tallies: TalliesJob
     tables: TablesJob

@@ -29,8 +29,13 @@ TEXTS = {name: case["files"] for name, case in CASES.items() if not any(map(_is_
     if path.suffix != ".json"
 }
 
-# Lines that are parts, each of which gets the prefix; and a decision by the clock, which becomes that of the CI system.
-BROKEN_BEFORE = ("broken-by-a-terminal", "the-clock-decides-which-error-came-first")
+# Lines that are parts, each of which gets the prefix; a decision by the clock, which becomes that of the CI system; and a
+# person's words, which with a time in front are a program's.
+BROKEN_BEFORE = (
+    "broken-by-a-terminal",
+    "the-clock-decides-which-error-came-first",
+    "all-but-one-printed-the-next-line",
+)
 EACH_LINE = ("GitHub Actions", "gh run view", "GitLab", "Jenkins", "json-file")
 
 GUESSES = {playbook.id for playbook in judge().library.playbooks if playbook.envelope.layer == "guess"}

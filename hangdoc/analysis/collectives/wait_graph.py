@@ -356,6 +356,11 @@ def _parted(cycle: Collection[int], graph: WaitGraph, places: Mapping[int, Threa
         if wait.p2p and wait.peer is not None and wait.peer in _ranks(graph.edges[rank])
         if _cannot_match(rank, wait, graph, places)
     }
+    # What else such a rank has started, towards peers that are in a collective: they all lack it.
+    for rank in [rank for rank, wait in graph.waiting.items() if wait.p2p and any(rank in pair for pair in pairs)]:
+        others = {one.peer for one in graph.started.get(rank, ()) if one.peer not in (rank, None)}
+        gone = {peer for peer in others if peer in graph.waiting and not graph.waiting[peer].p2p}
+        pairs |= {frozenset([rank, peer]) for peer in gone} if len(gone) == len(others) > 1 else set()
     common = frozenset[int]().union(*pairs).intersection(*pairs)
     return tuple(sorted(common)) if common and not common.isdisjoint(cycle) else ()
 

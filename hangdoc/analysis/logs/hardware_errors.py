@@ -39,6 +39,7 @@ class HardwareErrors:
     """Hardware errors by rank, and by host if no rank of it reports them."""
 
     nic: dict[Key, str] = field(default_factory=dict)  # chosen by NCCL, reaches no other host: "docker0:172.17.0.1"
+    nic_hosts: int = 0  # hosts of which the text shows what NCCL chose
     nic_shared: str | None = None  # an address that several hosts chose, so that it leads each of them to itself
     ib: dict[Key, str] = field(default_factory=dict)  # "completion error 12 (retries exceeded: ...) from 10.1.2.3"
     ports: dict[Key, str] = field(default_factory=dict)  # "mlx5_0:1: port error, 3 times"
@@ -79,6 +80,7 @@ def hardware_errors(case: Case, logs: JobLogs) -> HardwareErrors:
             by_host[host].append(event)
             if used := _bootstrap_address(event):
                 chosen[used].add(host)
+    found.nic_hosts = len(set().union(*chosen.values()))
     found.nic_shared = _shared(chosen)
     for host, events in by_host.items():
         ranks = [key for key in case.ranks if key[0] == host]

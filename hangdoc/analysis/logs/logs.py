@@ -153,6 +153,7 @@ class LogsJob:
     misfit_site: str | None = None  # innermost user frame of that exception
     misfit_line: str | None = None  # "file:line" of that exception in the log
     misfit_uncaught: bool = False  # its traceback shows that nothing caught it
+    nic_hosts: int = 0  # hosts of which the text shows which interface NCCL chose
     nic_shared: str | None = None  # an address that NCCL uses on several hosts: "docker0:172.17.0.1 on lab1, lab2"
     distributed: bool = False  # a line shows that several processes took part
     requested: str | None = None  # line: a user, launcher or scheduler ended the job, and nothing failed before
@@ -421,6 +422,7 @@ def _job_facts(case: Case, job: _Findings, errors: Mapping[Key, LogEvent]) -> Lo
         gone_why=gone.why if gone else None,
         gone_line=next((event.text for event in (*lost, *peer_errors)), None),
         raised=raised.text if raised else None,
+        nic_hosts=hardware.nic_hosts,
         nic_shared=hardware.nic_shared,
         raised_uncaught=bool(raised and "uncaught" in raised.fields),
         raised_cut=raised is not None and is_cut(raised),

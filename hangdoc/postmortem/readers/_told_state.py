@@ -24,7 +24,8 @@ _STANDS = re.compile(
     r"|\bnothing (?:was|is|has been|gets) (?:added|written|printed|logged)\b"
     r"|\b\d{1,4} ?(?:h|hours?|min(?:ute)?s?|days?)"
     r" (?:of (?:silence|nothing)|without (?:an? |any )?(?:line|output|progress))\b"
-    r"|\b(?:been|sits|standing|stands) (?:like (?:this|that) )?(?:there )?(?:for|since)\b",
+    r"|\b(?:been|sits|sitting|standing|stands|waiting) (?:like (?:this|that) )?(?:t?here )?(?:for|since)\b"
+    r"|\bjust (?:sits|stays|waits|stands)\b|\bstays like (?:this|that)\b|\bbeen like (?:this|that)\b|\bthen nothing\b",
     re.IGNORECASE,
 )
 _OTHERWISE = re.compile(

@@ -16,6 +16,7 @@ from hangdoc.evidence import End
 from hangdoc.evidence.logs import Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import EvidenceItem, ReadContext, Source, interrupted
+from hangdoc.postmortem.readers._common_lines import lacking_line
 from hangdoc.postmortem.readers._logs.catalogue import EVERY_RANK, LinePattern, anchors, patterns_by_anchor
 from hangdoc.postmortem.readers._logs.collect import LogCollector
 from hangdoc.postmortem.readers._logs.figures import read_figures
@@ -82,6 +83,8 @@ class LogReader:
         if isinstance(source, TextSource):
             pieces = _with_words(list(pieces), source)
         yield from _without_interrupts(pieces) if interrupted.NAME in context.taken else pieces
+        if isinstance(source, TextSource) and (lacking := lacking_line(source.head_text, source.name)):
+            yield Piece(ProcessRef(), "logs", Logs((lacking,)))
         placement = source.placement if isinstance(source, TextSource) else None
         tail = summary.tail[-max(LEAST_FIGURES, MAX_FIGURES // context.files) :]
         if found_figures := read_figures(tail, summary.lines, style, source.name, placement):
