@@ -29,7 +29,7 @@ TEXTS = {name: case["files"] for name, case in CASES.items() if not any(map(_is_
     if path.suffix != ".json"
 }
 
-# Lines that are parts, each of which gets the prefix; a decision by the clock, which becomes that of the CI system; and a
+# Lines that are parts, each of which gets the prefix; a decision by the clock, which becomes that of the CI system; a
 # person's words, which with a time in front are a program's.
 BROKEN_BEFORE = (
     "broken-by-a-terminal",

@@ -288,6 +288,13 @@ def pending(peer: int, sends: bool = False, tag: int = 0) -> Transfer:
         pytest.param(
             [At(), At(), waiting(0, line=30)], [(2,), (2,), (0,)], (0, 2), (0, 2), id="a receive without its send"
         ),
+        pytest.param(
+            [At(), At(), waiting(0, line=30, started=(pending(1), pending(0, True), pending(1, True)))],
+            [(2,), (2,), (0,)],
+            (0, 2),
+            (2,),
+            id="no transfer has its counterpart",
+        ),
         pytest.param([At(line=30), waiting(0), waiting(1)], [(1, 2), (0,), (1,)], (0, 1, 2), (), id="one went on"),
         pytest.param(
             [waiting(1, True, steps=5), waiting(0, True)], [(1,), (0,)], (0, 1), (), id="no counter to compare"

@@ -18,6 +18,10 @@ from hangdoc.postmortem.readers._told_state import MAX_TEXT, said_stuck
         "no output for two hours",
         "clock is at +1940, nothing was added to either file",
         "ends like this, then 9 hours of silence",
+        "has been sitting here for half an hour",
+        "it does the print and then nothing",
+        "gets through the first shard and then just stays",
+        "Waiting since 11:20.",
     ],
 )
 def test_a_person_says_that_the_job_stands_still(text: str) -> None:
