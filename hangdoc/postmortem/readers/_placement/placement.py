@@ -153,6 +153,8 @@ class Placement:
             return self.buses["", bus]
         index = self.indices.get((at, bus), self.indices.get(("", bus)))
         rank = self.gpus.get((at, index)) if index is not None else None
+        if rank is None and index is not None and self.local_is_rank:
+            rank = self.gpus.get(("", index))  # of the only host
         return index if rank is None and self.index_is_rank and not self.gpus else rank
 
     def placed(self, piece: Piece) -> Piece:
