@@ -57,6 +57,8 @@ _RANK_OF_PID = re.compile(
     r"\bpid[ :=#]{0,3}(?P<pid>\d{1,9})\b",
     re.IGNORECASE,
 )
+# The other way round: `gx2, pid 81 (r2)`
+_PID_OF_RANK = re.compile(r"\bpid[ :=#]{0,3}(?P<pid>\d{1,9}) ?[(=] ?r(?P<rank>\d{1,6})\b", re.IGNORECASE)
 # Behind the rank whose stack is shown: `rank 0 (2 and 3 are the same)`
 _AND_THESE = re.compile(
     r"\((?:also |and |ranks? ){0,3}(\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to) ?\d{1,6}){0,64}) (?:is |are )?"
@@ -349,7 +351,8 @@ class OwnerHints:
                 self._announce(ranks)
                 self.host = next(filter(_may_be_host, text.split()), self.host)
             return
-        if len(text) < 400 and (one := _RANK_OF_PID.search(text)) and len(self.listed) < MAX_COMPANIONS:
+        one = (_RANK_OF_PID.search(text) or _PID_OF_RANK.search(text)) if len(text) < 400 else None
+        if one and len(self.listed) < MAX_COMPANIONS:
             self.listed.setdefault(int(one["pid"]), int(one["rank"]))
         if self.rank is not None and self.updated and (mark := elision(text)) and mark.said:
             self._observe_alike(mark.rank if mark.rank is not None else self._taken)
