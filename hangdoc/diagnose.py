@@ -118,7 +118,7 @@ class Judge:
 
     def _is_open(self, facts: Facts, status: str, findings: Sequence[Finding]) -> bool:
         """True if something went wrong, and no playbook names its cause or who did it."""
-        symptoms = self._of_layers("symptom", "guess")
+        symptoms = self._symptoms()
         named = any(one.culprits or one.links for one in findings)
         if named or facts.job.logs.requested:
             return False
@@ -126,15 +126,15 @@ class Judge:
             return False
         return status in ("stalled", "failed") or (status == "unknown" and _has_symptom(facts))
 
-    def _of_layers(self, *layers: str) -> Set[str]:
-        """The ids of the playbooks of these layers."""
-        return {one.id for one in self.library.playbooks if one.envelope.layer in layers}
+    def _symptoms(self) -> Set[str]:
+        """The ids of the playbooks that explain nothing: symptoms and guesses."""
+        return {one.id for one in self.library.playbooks if one.envelope.layer in ("symptom", "guess")}
 
     def _differences(self, facts: Facts, status: str, findings: Sequence[Finding]) -> tuple[str, ...]:
         """How the ranks' settings differ, if nothing explains why the job stands still."""
         if status != "stalled" and not (status == "unknown" and facts.job.stall.waiting):
             return ()
-        symptoms = self._of_layers("symptom", "guess")
+        symptoms = self._symptoms()
         explained = any(finding.playbook not in symptoms for finding in findings)
         return () if explained else differences(facts.case)
 

@@ -35,7 +35,6 @@ class Logs(Record, frozen=True):
 class Terms(Record, frozen=True):
     """The words of a pasted text that tell classes of causes apart (record `terms`)."""
 
-    source: str
     words: tuple[str, ...]  # in lower case, each once; only those in analysis/logs/term_weights.tsv
 
 

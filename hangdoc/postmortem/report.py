@@ -253,7 +253,7 @@ def _read_text(
     if names:
         yield from placement.pieces
     if isinstance(text, TextSource) and context.files == 1 and len(text.content) <= MAX_PASTED:
-        yield Piece(ProcessRef(), terms.RECORD, Terms(text.name, terms.known_terms(text.head_text)))
+        yield Piece(ProcessRef(), terms.RECORD, Terms(terms.known_terms(text.head_text)))
     if whole:
         context.progress(source.size)
 

@@ -65,7 +65,7 @@ def _by_words(terms: TermsJob, view: View) -> tuple[Family, ...]:
         return ()
     known = {playbook.envelope.cls: playbook for playbook in library().playbooks if playbook.id != UNDERSTOOD}
     return tuple(
-        Family(cls, playbook.envelope.title, (f"the words of the text: {words}",), (), _decides(playbook, view))
+        Family(cls, playbook.envelope.title, (f"the wording of the text: {words}",), (), _decides(playbook, view))
         for cls, words in terms.says_most
         if (playbook := known.get(cls))
     )[:MAX_FAMILIES]

@@ -176,6 +176,7 @@ def _is_left_behind(rank: int, graph: WaitGraph, outliers: Mapping[int, Divergen
 
 
 def _skipped(behind: Sequence[int], graph: WaitGraph, outliers: Mapping[int, DivergenceFacts]) -> tuple[int, ...]:
+    """The members past the calls that these wait in; empty where most are past one, or nothing lets them skip it."""
     found: set[int] = set()
     for rank in behind:
         group = graph.waiting[rank].group

@@ -22,9 +22,9 @@ from hangdoc.evidence.logs import Terms
 WEIGHTS = Path(__file__).with_name("term_weights.tsv")
 RECORD = "terms"
 NO_TROUBLE = "none"  # the class of texts without trouble, and of those from which nobody could tell it
+BIAS = "(bias)"  # the row of what holds whatever the words are
 MAX_SHOWN = 5  # words
 _WORD = re.compile(r"[a-z_]{3,31}")
-BIAS = "(bias)"
 
 
 @dataclass(frozen=True, slots=True)

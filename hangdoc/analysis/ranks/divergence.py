@@ -311,6 +311,7 @@ def _facts(
 
 
 def _skip_site(skip: Branch, path: Steps) -> str | None:
+    """Function and line of an early return, which is in one of these frames."""
     within = (step for step in path if step.place and skip in step.place.guards)
     return next((f"{step.function} ({step.base}:{skip.line})" for step in within), None)
 

@@ -8,13 +8,14 @@ collective timed out, since a job that runs is always between two lines.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
 from hangdoc.evidence import limits
 from hangdoc.evidence.logs import LogEvent
 from hangdoc.postmortem.readers._told_state import said_stuck
+from hangdoc.postmortem.readers.arrival_lists import OTHER_RANK
 from hangdoc.redaction.text import redact_text
 
 KIND = "line_lacks"
@@ -29,11 +30,9 @@ _RANK = re.compile(
     r"|[\[(<]r[ _=:-]?(\d{1,6})[\])>]|(?<![\w.-])r[=:]?(\d{1,6})(?=[:,|\])]| [|:>-]|[:,]? [a-z])",
     re.IGNORECASE,
 )
-_OTHER_RANK = re.compile(r"\b(?:local|node|group|tp|pp|dp|cp|ep)[ _-]?rank[ _=:#]{0,3}\d{1,6}", re.IGNORECASE)
 # Lines of the software, which have readers of their own.
 _LOGGED = re.compile(
-    r"NCCL (?:INFO|WARN)|ProcessGroup|[Ww]atchdog|Traceback|\w(?:Error|Exception)\b|^\s*File \"|^\s*\w.{0,80}\.py:\d+\)"
-    r"|\bpid\b|\.py:\d+\)"
+    r"NCCL (?:INFO|WARN)|ProcessGroup|[Ww]atchdog|Traceback|\w(?:Error|Exception)\b|^\s*File \"|\bpid\b|\.py:\d+\)"
 )
 _TIMED_OUT = re.compile(r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:recv|send)")
 _VARIES = re.compile(r"[\w.@:/%,-]*\d[\w.@:/%,-]*")
@@ -48,9 +47,8 @@ class _Printed:
     """What the ranks of a text have printed."""
 
     forms: dict[Form, set[int]] = field(default_factory=dict)  # -> ranks
-    last: dict[int, tuple[int, str, Form]] = field(
-        default_factory=dict
-    )  # rank -> number, text and form of its last line
+    # rank -> number, text and form of its last line
+    last: dict[int, tuple[int, str, Form]] = field(default_factory=dict)
 
 
 def lacking_line(content: str, source: str) -> LogEvent | None:
@@ -70,7 +68,7 @@ def lacking_line(content: str, source: str) -> LogEvent | None:
 def _printed(lines: Iterable[tuple[int, str]]) -> _Printed:
     printed = _Printed()
     for number, text in lines:
-        plain = _OTHER_RANK.sub(" ", text)
+        plain = OTHER_RANK.sub(" ", text)
         if len(text) > MAX_LINE or _LOGGED.search(text) or _SEVERAL.search(text):
             continue
         found = list(islice(_RANK.finditer(plain), 2))
@@ -92,8 +90,7 @@ def _number(match: re.Match[str]) -> int:
 
 def _lacking(printed: _Printed) -> tuple[Form, set[int]] | None:
     """The form of the last line of most ranks, and the others, which have not printed it; None: there is none."""
-    known: Mapping[Form, set[int]] = printed.forms
-    for form, ranks in known.items():
+    for form, ranks in printed.forms.items():
         if len(ranks) < LEAST_RANKS or any(printed.last[rank][2] != form for rank in ranks):
             continue
         size = max(printed.last) + 1

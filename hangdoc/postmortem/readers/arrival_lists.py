@@ -46,7 +46,8 @@ _NAMED = re.compile(
 )
 _OF = re.compile(r"(?<![\w./:-])(?P<rank>\d{1,6}) ?(?:/|of|out of) ?(?P<of>\d{1,6})(?![\w./:-])")
 _WORLD = re.compile(r"\b(?:world(?:[ _]?size)?|ws|nranks|n_ranks|num_ranks|size)[\s=:]{1,3}(\d{1,6})\b", re.IGNORECASE)
-_OTHER_RANK = re.compile(r"\b(?:local|node|group|tp|pp|dp|cp|ep)[ _-]?rank[ _=:#]{0,3}\d{1,6}", re.IGNORECASE)
+# A number within a part of the job.
+OTHER_RANK = re.compile(r"\b(?:local|node|group|tp|pp|dp|cp|ep)[ _-]?rank[ _=:#]{0,3}\d{1,6}", re.IGNORECASE)
 _LOGGED = re.compile(r"NCCL (?:INFO|WARN)|ProcessGroup|Traceback|Error:")
 _VARIES = re.compile(r"[\w.@:/-]*\d[\w.@:/-]*")
 
@@ -105,7 +106,7 @@ def _forms(lines: Iterable[tuple[int, str]]) -> list[_Form]:
     for number, text in lines:
         if len(text) > MAX_LINE or not _ARRIVES.search(text) or _NO_ARRIVAL.search(text) or _LOGGED.search(text):
             continue
-        plain = _OTHER_RANK.sub(" ", text)
+        plain = OTHER_RANK.sub(" ", text)
         named = _NAMED.search(plain)
         numbered = named or _OF.search(plain)
         if numbered is None:

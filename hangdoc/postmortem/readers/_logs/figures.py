@@ -392,7 +392,8 @@ def _long_fractions(value: Value, step: int | None, line: int) -> Iterable[Figur
         return ()
     if sum(map(str.isdigit, text)) < LONG:
         return ()
-    return [Figure("state", value.name, one.of, one.name, text, step=step, line=line) for one in value.owners]
+    name = value.name[:MAX_NAME]
+    return [Figure("state", name, one.of, one.name, text, step=step, line=line) for one in value.owners]
 
 
 def _replicated(unknown: Sequence[Figure]) -> list[Figure]:
