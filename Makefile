@@ -86,6 +86,7 @@ pasted: compiled  ## the score on pasted fragments; NAME='name or pattern', GROU
 
 terms: $(VENV)/test.stamp  ## what the words of a text tell of its cause, judged on unknown authors; LEARN=1 learns the weights
 	$(if $(LEARN),$(BIN)/python -m tests.tools.learn_terms --learn,$(BENCHMARK) learn_terms)
+	$(if $(LEARN),$(BIN)/python -m tests.tools.learn_signs --learn,$(BENCHMARK) learn_signs)
 
 fuzz: compiled  ## every reader on mutated samples, for SECONDS
 	$(BIN)/python -m tests.tools.fuzz_readers --seconds $(SECONDS)

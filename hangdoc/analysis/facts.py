@@ -59,6 +59,7 @@ from hangdoc.analysis.logs.members import MembersJob
 from hangdoc.analysis.logs.notices import NoticesFacts, NoticesJob
 from hangdoc.analysis.logs.preparations import PreparationFacts, PreparationJob
 from hangdoc.analysis.logs.printed_values import PrintedFacts, PrintedJob
+from hangdoc.analysis.logs.rank_signs import RankSignsJob
 from hangdoc.analysis.logs.recompiles import RecompilesFacts, RecompilesJob
 from hangdoc.analysis.logs.reported_ports import PortsJob
 from hangdoc.analysis.logs.reported_versions import VersionsFacts, VersionsJob
@@ -121,6 +122,7 @@ class JobFacts:
     tallies: TalliesJob
     tables: TablesJob
     terms: TermsJob
+    rank_signs: RankSignsJob
     calls: CallJob
     load: LoadJob
     last_stack: LastStackJob

@@ -273,6 +273,9 @@ LIKELY = Threshold(
     0.5, "probability of a class", "measured: of texts of other authors, 96 % of those above it (`make terms`)"
 )
 THINKABLE = Threshold(0.15, "probability of a class", "chosen: one in seven is still worth a thought")
+POINTED_AT = Threshold(
+    0.7, "probability of a rank", "measured: of texts of other authors, 84 % of those above it (`make terms`)"
+)
 LEAST_TERMS = Threshold(16, "words that tell classes apart", "chosen: a few lines of a log or a table say too little")
 
 # --- tables of the load of a host -----------------------------------------------------------------

@@ -32,10 +32,18 @@ class Logs(Record, frozen=True):
     last: float | None = None  # Unix time (s) of the last line that has a time
 
 
+class RankSigns(Record, frozen=True):
+    """How a pasted text mentions a rank."""
+
+    rank: int
+    signs: tuple[str, ...]  # only those in analysis/logs/rank_sign_weights.tsv
+
+
 class Terms(Record, frozen=True):
-    """The words of a pasted text that tell classes of causes apart (record `terms`)."""
+    """The words of a pasted text that tell classes of causes apart (record `terms`), and its ranks."""
 
     words: tuple[str, ...]  # in lower case, each once; only those in analysis/logs/term_weights.tsv
+    ranks: tuple[RankSigns, ...] = ()
 
 
 class Aftermath(Record, frozen=True):

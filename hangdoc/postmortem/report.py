@@ -11,7 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from hangdoc.analysis.facts import Facts
-from hangdoc.analysis.logs import terms
+from hangdoc.analysis.logs import rank_signs, terms
 from hangdoc.diagnose import Judge, load_judge
 from hangdoc.errors import HangdocError
 from hangdoc.evidence import Snapshot
@@ -253,7 +253,8 @@ def _read_text(
     if names:
         yield from placement.pieces
     if isinstance(text, TextSource) and context.files == 1 and len(text.content) <= MAX_PASTED:
-        yield Piece(ProcessRef(), terms.RECORD, Terms(terms.known_terms(text.head_text)))
+        words = text.head_text
+        yield Piece(ProcessRef(), terms.RECORD, Terms(terms.known_terms(words), rank_signs.known_signs(words)))
     if whole:
         context.progress(source.size)
 

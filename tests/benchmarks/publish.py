@@ -26,7 +26,7 @@ import psutil
 from hangdoc import __version__
 from tests.support.paths import ROOT
 
-TOOLS = ("matrix", "calm", "pasted", "learn_terms")  # benchmarks outside this package
+TOOLS = ("matrix", "calm", "pasted", "learn_terms", "learn_signs")  # benchmarks outside this package
 PACKAGES = ("torch", "py-spy")  # their versions change the results
 
 

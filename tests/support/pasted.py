@@ -66,6 +66,7 @@ GROUPS = (
     "fortyfirst",
     "fortysecond",
     "fortythird",
+    "fortyfourth",
 )
 CLASSES = (
     "collective_wait",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatch
 from itertools import groupby
 
@@ -69,11 +69,14 @@ def main() -> int:
     return 1 if bad else 0
 
 
-def _held_out(group: str) -> AbstractContextManager[None]:
-    """Texts are judged by weights of words that were learned without a group."""
-    from tests.tools import learn_terms  # imports torch
+@contextmanager
+def _held_out(group: str) -> Iterator[None]:
+    """Texts are judged by weights of words and signs that were learned without a group."""
+    from tests.tools import learn_signs, learn_terms  # they import torch
 
-    return learn_terms.weights_without({group}, [learn_terms.text(one) for one in fragments()])
+    words = learn_terms.weights_without({group}, [learn_terms.text(one) for one in fragments()])
+    with words, learn_signs.weights_without({group}):
+        yield
 
 
 def _print_one(one: Fragment, result: Score) -> None:
