@@ -189,6 +189,7 @@ class LogsJob:
     beyond: tuple[Suspect, ...] = ()  # the host named by InfiniBand errors of several ranks
     scattered: bool = False  # InfiniBand errors on several hosts name different peers: no end stands out
     none_reached: bool = False  # no known rank, of several, reached the rendezvous
+    port_ranks: int = 0  # ranks that found their port in use
     taken_on: tuple[Suspect, ...] = ()  # the host on which `port` was in use
     ports: tuple[Suspect, ...] = ()  # hosts with a failing port that no rank reports
     gpus: tuple[Suspect, ...] = ()  # hosts with a GPU error that no rank reports
@@ -462,6 +463,7 @@ def _job_facts(case: Case, job: _Findings, errors: Mapping[Key, LogEvent]) -> Lo
         none_reached=len(logs.ranks) > 1 and all("unreached" in rendezvous.of_rank.get(key, {}) for key in logs.ranks),
         loopback_by=(Suspect(rendezvous.on_loopback),) if rendezvous.on_loopback is not None else (),
         loopback_on=job.loopback,
+        port_ranks=sum("port" in fields for fields in rendezvous.of_rank.values()),
         taken_on=(Suspect(None, None, rendezvous.taken_on),) if rendezvous.taken_on else (),
         ports=job.ports,
         gpus=tuple(Suspect(None, None, host) for host in hardware.gpu_hosts),

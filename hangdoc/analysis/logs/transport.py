@@ -23,6 +23,7 @@ from hangdoc.evidence.logs import LogEvent
 MAX_SUSPECTS = 16
 OF_PORT = re.compile(r"[rd]?lid\b")  # a peer of which only the number of its InfiniBand port is known
 FALLBACKS = frozenset({"Socket", "Disabled"})  # what NCCL takes where the better choice is missing
+OWN = frozenset({"Socket", "IB"})  # networks of NCCL itself; any other is a plugin's
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class TransportJob:
     fallback: str | None = None  # what differs: "network Socket on gn3, IB on gn1, gn2, gn4"
     odd: tuple[Suspect, ...] = ()  # the hosts with the fallback
     clear: bool = False  # most of three or more hosts have the better choice
+    plugins: str | None = None  # "network IBext_v8 on gn1, IB on gn3": a plugin and another network cannot connect
+    without: tuple[Suspect, ...] = ()  # with `plugins`: the hosts on which the plugin of the others is missing
     sockets: str | None = None  # NCCL found no adapter and uses sockets everywhere, which is slow or was not wanted
     named: str | None = None  # with `sockets`: the adapters that NCCL was told to use
     library: str | None = None  # with `sockets`: the library that NCCL could not load
@@ -57,6 +60,7 @@ class TransportDetector(Detector[object, TransportJob]):
         reporters = {writer for host, event in failed if (writer := event.fields.get("local") or host)}
         peer, naming = common_peer(failed)
         text, odd, clear = _fallback(logs)
+        plugins, without = _plugins(logs)
         sockets = _sockets(logs)
         named = next((event.fields["adapters"] for event in logs.all("adapters_named")), None)
         slow = _slow(logs)
@@ -64,6 +68,8 @@ class TransportDetector(Detector[object, TransportJob]):
             fallback=text,
             odd=on_hosts(case, odd),
             clear=clear,
+            plugins=plugins,
+            without=on_hosts(case, without),
             sockets=sockets.text if sockets and (named or slow) else None,
             named=named if sockets else None,
             library=sockets.fields.get("library") if sockets else None,
@@ -114,6 +120,22 @@ def _fallback(logs: JobLogs) -> tuple[str | None, tuple[Suspect, ...], bool]:
         clear = len(choices) >= COMPARABLE_RANKS and len(odd) < len(others)
         return text[:300], tuple(Suspect(None, None, host) for host in odd)[:MAX_SUSPECTS], clear
     return None, (), False
+
+
+def _plugins(logs: JobLogs) -> tuple[str | None, tuple[Suspect, ...]]:
+    """Networks of which one is a plugin's, if hosts differ in them, and the hosts that use NCCL's own instead."""
+    hosts: dict[str, list[str]] = defaultdict(list)
+    for host, network in sorted(_choices(logs).get("network", {}).items()):
+        hosts[network].append(host)
+    plugins = hosts.keys() - OWN
+    if len(hosts) < 2 or not plugins or hosts.keys() & FALLBACKS:  # a fallback to sockets has a rule of its own
+        return None, ()
+    sides = sorted(hosts.items(), key=lambda side: (-len(side[1]), side[0] in OWN, side[0]))
+    text = ", ".join(f"{network} on {', '.join(of[:4])}" for network, of in sides[:4])
+    without = [host for network in hosts.keys() & OWN for host in hosts[network]]
+    of_plugins = sum(len(hosts[network]) for network in plugins)
+    odd = without if len(plugins) == 1 and len(without) <= of_plugins else []
+    return f"network {text}"[:300], tuple(Suspect(None, None, host) for host in odd)[:MAX_SUSPECTS]
 
 
 def _sockets(logs: JobLogs) -> LogEvent | None:
