@@ -67,6 +67,7 @@ GROUPS = (
     "fortysecond",
     "fortythird",
     "fortyfourth",
+    "fortyfifth",
 )
 CLASSES = (
     "collective_wait",
