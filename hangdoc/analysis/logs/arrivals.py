@@ -83,7 +83,11 @@ class ArrivalsDetector(Detector[object, ArrivalsJob]):
         by_member = {(event.source, event.line) for event in announced if "member" in event.fields}
         started = number(tasks, "tasks") if tasks and by_member >= lines.keys() else None
         counts = {number(event, "joined") for event in logs.all(*MISSING)}
-        few = len(absent) <= FEW_ABSENT * len(here) or len(here) in counts
+        # The second of two hosts never starts: the ranks of the first, which have the first numbers, all announce
+        # themselves, and somebody says that nothing follows.
+        half = 2 * len(here) == size and here == set(range(len(here))) and by_member >= lines.keys()
+        half = half and not started and any(True for _ in logs.all("said_stuck"))
+        few = len(absent) <= FEW_ABSENT * len(here) or len(here) in counts or half
         named = tuple(map(Suspect, absent)) if len(here) >= REPORTERS and few else ()
         if tasks and started and 0 < len(ranks) <= started < size:
             return {}, ArrivalsJob(named, len(ranks), size, line, tasks=started, tasks_line=tasks.text)

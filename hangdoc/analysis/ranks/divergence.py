@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.call_path import CallPath, Frames, Step, Steps, Thread, is_library, per_path
@@ -63,6 +63,9 @@ class DivergenceFacts:
     same_operation: bool | None = None  # it waits in the same operation as the reference
     beside_gpu: bool | None = None  # the reference waits for the GPU: what for is not seen
     same_site: bool | None = None  # it is at the same line of user code as the reference
+    aside: str | None = (
+        None  # "maybe_save (train.py:288)": a save, an evaluation or the like, and no other side is in one
+    )
     inner: str | None = None  # its innermost library frame, if its line of user code is also on another side's path
 
 
@@ -77,6 +80,12 @@ class DivergenceJob:
 
 
 CORE = re.compile(r"/(?:site|dist)-packages/torch/|/lib/python3[.\d]*/(?!(?:site|dist)-packages/)|^<")  # no framework
+
+# Names of functions that a script often calls on some ranks only. `torch.utils.checkpoint` is part of a forward pass.
+ASIDE = re.compile(
+    r"^(?!.*(?:load|resume|restore)).*?(?:_checkpoint$|^checkpoint_|(?:^|_)(?:save|saves|saving|savecheckpoint|ckpt"
+    r"|eval|evaluat\w{1,9}|validat(?:e|ion)\w{0,9}|export|upload|push_to_hub|visuali[sz]e)(?:_|$))"
+)
 
 MUST_DIFFER = (
     "rank",
@@ -115,6 +124,7 @@ class DivergenceAnalysis(Analysis[DivergenceFacts, DivergenceJob]):
         ranks = {key: evidence.target.rank for key, evidence in case.ranks.items()}
         reference = Reference(case, sides[0])
         shared = _shared_lines(sides)
+        aside = _aside(sides)
         for number, side in enumerate(sides):
             for cohort in side:
                 known: dict[Hashable, DivergenceFacts] = {}
@@ -126,7 +136,8 @@ class DivergenceAnalysis(Analysis[DivergenceFacts, DivergenceJob]):
                 for key in cohort.keys:
                     variables = None if same else comparison_key(case, key, reference.names)
                     if variables not in known:
-                        known[variables] = _facts(key, number, reference, stack, ranks, inner)
+                        found = _facts(key, number, reference, stack, ranks, inner)
+                        known[variables] = replace(found, aside=aside.get(number))
                     facts[key] = known[variables]
         unseen = _unseen(case)
         return facts, DivergenceJob(
@@ -203,6 +214,17 @@ def _signature(path: CallPath) -> Signature:
     """The lines in user code and frameworks; lines inside torch vary without meaning."""
     lines = [(step.file, step.function, step.line) for step in path.steps]
     return tuple([line for line in lines if "/torch/" not in line[0]] or lines)
+
+
+def _aside(sides: Sequence[Side]) -> dict[int, str]:
+    """The only side of several that is in a function of a save, an evaluation or the like, with its outermost one."""
+    found: dict[int, str] = {}
+    for number, side in enumerate(sides):
+        steps = side[0].thread.path.steps
+        named = next((step for step in steps if ASIDE.search(step.function) and "/torch/" not in step.file), None)
+        if named is not None:
+            found[number] = named.site
+    return found if len(found) == 1 < len(sides) else {}
 
 
 def _shared_lines(sides: Sequence[Side]) -> Collection[Signature]:

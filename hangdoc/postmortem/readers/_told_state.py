@@ -25,7 +25,9 @@ _STANDS = re.compile(
     r"|\b\d{1,4} ?(?:h|hours?|min(?:ute)?s?|days?)"
     r" (?:of (?:silence|nothing)|without (?:an? |any )?(?:line|output|progress))\b"
     r"|\b(?:been|sits|sitting|standing|stands|waiting) (?:like (?:this|that) )?(?:t?here )?(?:for|since)\b"
-    r"|\bjust (?:sits|stays|waits|stands)\b|\bstays like (?:this|that)\b|\bbeen like (?:this|that)\b|\bthen nothing\b",
+    r"|\b(?:see|get|prints?|shows?|have) (?:\w{1,8} ){0,3}nothing (?:more|else)\b"
+    r"|\bjust (?:sits|stays|waits|stands)\b|\b(?:stays|remains) (?:like (?:this|that)|t?here)\b"
+    r"|\bbeen like (?:this|that)\b|\bthen nothing\b",
     re.IGNORECASE,
 )
 _OTHERWISE = re.compile(
