@@ -82,7 +82,8 @@ def _judge(playbook: Playbook, view: View, slow: MutableMapping[str, str]) -> Fi
             when = playbook.conditions[("when",)]
             outcome = when.truth(scope.job, scope)
             if outcome:
-                return _finding(playbook, scope, [why for why in (unseen, view.facts.job.aftermath.doubt) if why])
+                left = view.facts.job.aftermath
+                return _finding(playbook, scope, [why for why in (unseen, left.doubt, left.mixed) if why])
             if outcome is None:
                 unseen = unseen or scope.missing(when)
     except TooSlow:

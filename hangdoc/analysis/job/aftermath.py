@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.job.blocking import stuck_ranks
+from hangdoc.analysis.logs.log_events import job_logs
 from hangdoc.analysis.logs.logs import LogsFacts
 from hangdoc.analysis.ranks.progress import ProgressFacts
 from hangdoc.analysis.ranks.stack import StackFacts
@@ -18,6 +19,7 @@ from hangdoc.evidence import Stacks
 from hangdoc.evidence.logs import Aftermath
 
 BEYOND_LOGS = frozenset({"stacks", "recorder", "sockets"})
+SEVERAL_JOBS = "several_jobs"  # kind of event: the text has the output of several jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class AftermathFacts:
 class AftermathJob:
     post_mortem: bool = False  # the evidence comes from files, not from watching the job
     doubt: str = ""  # the reason for lower confidence than in a watched job; empty: none
+    mixed: str = ""  # another one: the text is about several jobs, which number their ranks alike
 
 
 class AftermathDetector(Detector[AftermathFacts, AftermathJob]):
@@ -45,7 +48,7 @@ class AftermathDetector(Detector[AftermathFacts, AftermathJob]):
         proved = stuck_ranks(case)
         facts = {key: _facts(case, key, key in proved) for key in case.ranks}
         timed_out = any(logs.stuck for logs in case.facts(LogsFacts).values())
-        return facts, AftermathJob(True, _doubt(facts.values(), timed_out))
+        return facts, AftermathJob(True, _doubt(facts.values(), timed_out), _mixed(case))
 
 
 def _facts(case: Case, key: Key, proved: bool) -> AftermathFacts:
@@ -73,6 +76,12 @@ def _doubt(facts: Collection[AftermathFacts], timed_out: bool) -> str:
     if not any(BEYOND_LOGS & set(rank.left) for rank in facts):
         return "known from logs alone"
     return ""
+
+
+def _mixed(case: Case) -> str:
+    logs = job_logs(case)
+    event = next(iter(logs.all(SEVERAL_JOBS)), None) if logs else None
+    return f"the text has the output of several jobs, which number their ranks alike: {event.text}" if event else ""
 
 
 def _runs(case: Case, key: Key) -> bool:

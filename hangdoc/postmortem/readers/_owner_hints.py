@@ -424,6 +424,8 @@ class OwnerHints:
         examined = option is not None and _DEBUGGER.search(prompt.command) is not None
         if (pid is None and known) or (local and examined):
             pid = option
+        elif option is not None and examined and self.pid not in (None, int(option[1])):
+            pid, self.rank, self.updated = option, None, False  # not the process of the heading above
         elif examined and rank is None and self._since > MAX_ABOVE:
             self.rank, self.updated = None, False  # the heading further up is that of another tool's dump
         if rank is not None or pid:

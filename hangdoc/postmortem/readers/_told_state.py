@@ -13,6 +13,7 @@ from hangdoc.evidence.logs import LogEvent
 from hangdoc.redaction.text import redact_text
 
 KIND = "said_stuck"
+SEVERAL_JOBS = "several_jobs"
 MAX_TEXT = 64 * 2**10  # characters: a person writes less
 MAX_LINE = 600
 _STANDS = re.compile(
@@ -38,6 +39,8 @@ _OTHERWISE = re.compile(
     r"|whether|something|nothing (?:hangs|is stuck)|potential\w{0,2}|is(?:n't| not) a hang)\b",
     re.IGNORECASE,
 )
+# Slurm's default name of a job's output, and its name of a step.
+_OF_JOB = re.compile(r"\bslurm-(\d{2,12})(?:_\d{1,6})?\.(?:out|err|log)\b|\bStepId=(\d{2,12})\b")
 _CLAUSE = re.compile(r"[.;!,] ")
 _LOGGED = re.compile(
     r"\d\d:\d\d:\d\d|\b(?:INFO|WARN|WARNING|ERROR|DEBUG|Traceback|File \")|^\W{0,4}r(?:ank)?[ _:]?\d|\[\w{1,20}\]:"
@@ -54,3 +57,11 @@ def said_stuck(content: str, source: str) -> LogEvent | None:
         if any(_STANDS.search(part) and not _OTHERWISE.search(part) for part in _CLAUSE.split(text)):
             return LogEvent(KIND, redact_text(text.strip()), source, number)
     return None
+
+
+def several_jobs(content: str, source: str) -> LogEvent | None:
+    """The Slurm jobs of a text, if it has the output of several."""
+    if len(content) > MAX_TEXT:
+        return None
+    jobs = sorted({first or second for first, second in _OF_JOB.findall(content)})
+    return LogEvent(SEVERAL_JOBS, ", ".join(jobs[:4]), source, 1) if len(jobs) > 1 else None

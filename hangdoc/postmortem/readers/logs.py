@@ -30,7 +30,7 @@ from hangdoc.postmortem.readers._logs.scan import (
     wrap_width,
 )
 from hangdoc.postmortem.readers._text_source import TextSource, is_text, text_source
-from hangdoc.postmortem.readers._told_state import said_stuck
+from hangdoc.postmortem.readers._told_state import said_stuck, several_jobs
 from hangdoc.system import input_limits
 
 MAX_MATCHES = 20_000  # lines per anchor in one file
@@ -92,15 +92,16 @@ class LogReader:
 
 
 def _with_words(pieces: list[Piece], source: TextSource) -> list[Piece]:
-    """With a person's words that the job stands still, beside the events of a rank.
+    """With what a person says of the job as a whole, beside the events of a rank.
 
-    As an event of no known rank, they would count as a log of every rank.
+    As an event of no known rank, it would count as a log of every rank.
     """
     for at, piece in enumerate(pieces):
         record = piece.record
         if piece.process.rank is not None and isinstance(record, Logs) and record.said:
-            if said := said_stuck(source.head_text, source.name):
-                pieces[at] = replace_record(piece, record=replace_record(record, said=(*record.said, said)))
+            said = said_stuck(source.head_text, source.name), several_jobs(source.head_text, source.name)
+            record = replace_record(record, said=(*record.said, *filter(None, said)))
+            pieces[at] = replace_record(piece, record=record)
             break
     return pieces
 

@@ -40,6 +40,8 @@ _TEE = re.compile(r"\[default(\d{1,4})\]:")  # torchrun --tee: the number of a r
 _LABEL = re.compile(r"\s{0,4}(?:\[|=+ |-+ |#+ )?([A-Za-z][\w.-]{1,60})(?:\]|:| \||:\d{1,9}:\d{1,9} \[)")
 
 # torch writes the PID of the rank into its log lines (torch/_logging/_internal.py, since 2.5).
+# /proc/PID/status, as it is or quoted: `NSpid:  331876  20513`, the PID on the host first (linux: fs/proc/array.c).
+_NESTED = re.compile(r"NSpid\b[^\n]{0,40}?\b(\d{2,10})[\t ]{1,8}(\d{1,10})\b")
 _LOGGED = re.compile(r"\s{0,4}\[rank(\d{1,6})\]:[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d{3,9} (\d{1,9}) ")
 
 # A log line that begins with both: `[2024-01-02 10:09:55] cn-234 rank 2: step 880`
@@ -178,6 +180,7 @@ def placement_of(text: str) -> Placement:
     stated: list[Seat] = []
     hosts: Counter[str] = Counter()
     of_pid: dict[int, int] = {}  # PID -> rank, in log lines
+    of_host: dict[int, int] = {}  # PID in a container -> PID on its host
     labelled: dict[tuple[str, int], None] = {}  # host and rank in front of lines
     communicators: dict[int, set[tuple[str, str, int]]] = {}  # size -> host, PCI bus and device, rank
     stating = 0
@@ -193,6 +196,8 @@ def placement_of(text: str) -> Placement:
             stated.append(row)
         elif logged := _LOGGED.match(line):
             of_pid[int(logged[2])] = int(logged[1])
+        elif "NSpid" in line and (nested := _NESTED.search(line)) and len(of_host) < MAX_STATING:
+            of_host[int(nested[2])] = int(nested[1])
         elif both := _OF_BOTH.match(line):
             if len(labelled) < MAX_STATING and is_host_name(both["host"]) and not _NO_HOST.match(both["host"]):
                 labelled[both["host"], int(both["rank"])] = None
@@ -203,6 +208,9 @@ def placement_of(text: str) -> Placement:
             stating += 1
             stated += seats_in(line)
     stated += [Seat((rank,), pids=(pid,)) for pid, rank in of_pid.items()]
+    stated += [
+        dataclasses.replace(seat, pids=(of_host[pid],)) for seat in stated for pid in seat.pids if pid in of_host
+    ]
     one_host_each = len(labelled) == len({rank for _, rank in labelled}) > 1
     stated += [Seat((rank,), host, firm=one_host_each) for host, rank in labelled]
     known = frozenset(name for name, count in hosts.items() if count >= LEAST_LABELS)

@@ -73,6 +73,19 @@ def test_the_rank_that_left_the_loop_is_the_outlier(stage: Stage) -> None:
     assert facts.job.stall.stalled
 
 
+def test_a_save_or_an_evaluation_that_only_one_side_is_in(stage: Stage) -> None:
+    def aside(*path: At) -> list[str | None]:
+        return [rank.divergence.aside for rank in stage.facts([in_c10d("all_reduce", *path), inside, inside]).ranks]
+
+    inside = in_backward(*LOOP)
+    assert aside(("main", 23), ("evaluate", 13)) == ["evaluate (job.py:13)", None, None]
+    assert aside(("main", 22), ("_save_checkpoint", 13)) == ["_save_checkpoint (job.py:13)", None, None]
+    for name in ("load_checkpoint", "finish", "saved_tensors", "retrieval"):
+        assert aside(("main", 22), (name, 13)) == [None, None, None]
+    both = [in_c10d("barrier", ("main", 22), ("save", 13)), in_c10d("all_reduce", ("main", 23), ("validate", 13))]
+    assert [rank.divergence.aside for rank in stage.facts(both).ranks] == [None, None]
+
+
 def test_a_part_of_the_model_that_one_rank_skipped(tmp_path: Path) -> None:
     """Experts are wrapped one by one; the batch of a rank has no sample for some."""
     stage = Stage(EXPERTS, tmp_path)

@@ -54,6 +54,14 @@ def test_a_heading_far_above_a_debugger_is_that_of_another_dump(lines: int, rank
     assert hints.take() == ProcessRef(rank)
 
 
+@pytest.mark.parametrize(("examined", "rank"), [(40111, 1), (40377, None)])
+def test_a_debugger_of_another_process_than_that_of_the_heading(examined: int, rank: int | None) -> None:
+    hints = OwnerHints()
+    for text in ("RANK 1 (pid 40111)", "    get (queue.py:180)", f"$ gdb -p {examined} -batch -ex bt"):
+        hints.observe(text)
+    assert hints.take() == ProcessRef(rank, None, examined)
+
+
 @pytest.mark.parametrize(
     ("text", "rank"),
     [

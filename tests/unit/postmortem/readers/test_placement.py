@@ -111,6 +111,8 @@ def test_processes_that_deepspeed_started() -> None:
         ("08:00:12 cn-08 pid=104233 START world=6 rank=5", {104233: 5}),
         ("rank=5 host=cn-08 pid=104233", {104233: 5}),
         ("(Controller pid=44) - (ip=10.0.0.7, pid=2201) world_rank=5, local_rank=0, node_rank=5", {2201: 5}),
+        ("NSpid:\t331876\t205\npid 205 is rank 3", {205: 3, 331876: 3}),
+        ('pid 205 is rank 3\n(NSpid of 331876 was "331876 205")', {205: 3, 331876: 3}),
         ("(TrainController pid=4471) [Rank 5 Error Snippet]:", {}),
         ("pid=104233 waits for rank=5", {}),
         ("71820 RANK=0", {}),  # may be any number

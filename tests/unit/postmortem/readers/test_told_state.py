@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hangdoc.postmortem.readers._told_state import MAX_TEXT, said_stuck
+from hangdoc.postmortem.readers._told_state import MAX_TEXT, said_stuck, several_jobs
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,8 @@ from hangdoc.postmortem.readers._told_state import MAX_TEXT, said_stuck
         "it does the print and then nothing",
         "gets through the first shard and then just stays",
         "Waiting since 11:20.",
+        "it starts and stays there forever:",
+        "state R, I see this and nothing more",
     ],
 )
 def test_a_person_says_that_the_job_stands_still(text: str) -> None:
@@ -48,3 +50,17 @@ def test_a_person_says_that_the_job_stands_still(text: str) -> None:
 )
 def test_nobody_says_so(text: str) -> None:
     assert said_stuck(text, "stdin") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "jobs"),
+    [
+        ("slurm-814120.out:\n2: error\nslurm-814177.out:\n10: error", "814120, 814177"),
+        ("slurm-814120_3.out, then srun: Terminating StepId=814177.0", "814120, 814177"),
+        ("slurm-814120.out\nsrun: Terminating StepId=814120.0", None),
+        ("slurm-wlm 23.02, slurm-814120.out", None),
+    ],
+)
+def test_output_of_several_jobs(text: str, jobs: str | None) -> None:
+    found = several_jobs(text, "stdin")
+    assert (found.text if found else None) == jobs
