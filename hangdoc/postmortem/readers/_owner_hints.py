@@ -203,7 +203,9 @@ _IN_ORDER = re.compile(
     r"\branks?[\s:=]{1,3}(?P<ranks>\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to|\.\.) ?(?:rank )?\d{1,6}){1,64})[,;)]? ?"
     r"\(?(?:respectively\b|in (?:(?:exactly )?(?:that|this|the same|ascending) )?order\b(?! (?:to|that|of)\b))"
     r"|\b(?:in|by) (?:the order of )?(?:(?:their|the) )?ranks?\b(?=[ -]order\b|[.):]?\s*$)"
-    r"|\b(?:in order of|(?:sorted|ordered) by) (?:(?:their|the|global) )?ranks?\b",
+    r"|\b(?:in order of|(?:sorted|ordered) by) (?:(?:their|the|global) )?ranks?\b"
+    r"|\border of (?:the )?(?:pids?|process(?:es)?|dumps?|stacks?) ?(?:=|is|:|follows) ?(?:that of )?(?:the )?"
+    r"(?:local[_ ])?ranks?\b",
     re.IGNORECASE | re.MULTILINE,
 )
 _DEBUGGER = re.compile(

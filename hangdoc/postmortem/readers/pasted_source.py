@@ -41,6 +41,12 @@ _TOLD = re.compile(
     r"(?: (?:is|are|was|reads|says|does|calls|has)| ?(?:=|:|->|\u2192))(?: (?:just|only|the|a|line|call))?\s{0,3}"
     r"(?P<code>`[^`\n]{2,200}`(?:\s?(?:[/,&]|and|then)\s?`[^`\n]{2,200}`){0,3})"
 )
+# The same without a file: line 119 is `out = model(x)`, 124 is `total += loss.item()`
+_IS_CODE = r"\d{1,6}(?: (?:is|was|reads|says|does|calls)| ?(?:=|:|->|\u2192))(?: (?:just|the))? {0,3}`[^`\n]{2,200}`"
+_TOLD_HERE = re.compile(
+    rf"(?<![\w./-])(?:[Ll]ines? |L){_IS_CODE}(?:\s?(?:[,;/&]|and|then){{1,2}}\s?(?:lines? |L)?{_IS_CODE}){{0,6}}"
+)
+_PAIR = re.compile(r"(\d{1,6})[^`\n\d]{1,20}`([^`\n]{2,200})`")
 _RAISED = re.compile(r"^[^\n]{0,60}?\b\w{1,60}(?:Error|Exception)\b", re.MULTILINE)
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|^<")
 _NUMBER = re.compile(r"\s{0,8}(?:[Ll]ine ?|L)?(\d{1,6})\s?(?:->|[:|\u2502>B]|\t)?(?=\s|$)")
@@ -181,12 +187,21 @@ def _told_lines(text: str) -> Iterator[SourceExcerpt]:
     """The lines of a file that a sentence quotes."""
     for told in islice(_TOLD.finditer(text), MAX_FRAME_LINES):
         numbers = [int(number) for number in re.findall(r"\d+", told["lines"])]
-        rows = [row.strip() for row in re.findall(r"`([^`\n]+)`", told["code"])]
+        rows = re.findall(r"`([^`\n]+)`", told["code"])
         if len(numbers) == len(rows):
-            for number, row in zip(numbers, rows, strict=True):
-                block = _HEADER.fullmatch(row) is not None
-                rows_of_it = (row, "    ...") if block else (row,)
-                yield SourceExcerpt(told["file"], rows_of_it, (number, number + 1) if block else (number,))
+            yield from (_told_line(told["file"], *pair) for pair in zip(numbers, rows, strict=True))
+    for told in islice(_TOLD_HERE.finditer(text), MAX_FRAME_LINES):
+        pairs = sorted((int(number), row.strip()) for number, row in _PAIR.findall(told[0]))
+        if any(_HEADER.fullmatch(row) for _, row in pairs):
+            yield from (_told_line(None, *pair) for pair in pairs)
+        else:  # together, since one of them may show which file they are of
+            yield SourceExcerpt(None, tuple(row for _, row in pairs), tuple(number for number, _ in pairs))
+
+
+def _told_line(file: str | None, number: int, row: str) -> SourceExcerpt:
+    if _HEADER.fullmatch(row.strip()):
+        return SourceExcerpt(file, (row.strip(), "    ..."), (number, number + 1))
+    return SourceExcerpt(file, (row.strip(),), (number,))
 
 
 def _runs(source: TextSource) -> Iterator[_Run]:

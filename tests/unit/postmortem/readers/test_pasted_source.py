@@ -9,7 +9,7 @@ import pytest
 from hangdoc.postmortem.readers import ReadContext
 from hangdoc.postmortem.readers._input_file import Source
 from hangdoc.postmortem.readers._text_source import text_source
-from hangdoc.postmortem.readers.pasted_source import EXCERPTS, READER, SourceExcerpt
+from hangdoc.postmortem.readers.pasted_source import EXCERPTS, READER, SourceExcerpt, _told_lines
 
 
 def excerpts(text: str, folder: Path) -> list[SourceExcerpt]:
@@ -83,3 +83,18 @@ def test_lines_without_numbers(tmp_path: Path) -> None:
 )
 def test_what_is_no_source(text: str, tmp_path: Path) -> None:
     assert not excerpts(text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("line 119 is `out = model(x)`, 124 is `n += loss.item()`", {119: "out = model(x)", 124: "n += loss.item()"}),
+        ("L88: `dist.barrier()`", {88: "dist.barrier()"}),
+        ("train.py:34 = `loss.item()`", {34: "loss.item()"}),
+        ("line 12 is `for x in loader:`", {12: "for x in loader:", 13: "    ..."}),
+        ("at line 12 it is slower than `main`, and 3 is `x`", {}),
+    ],
+)
+def test_lines_that_a_sentence_quotes(text: str, rows: dict[int, str]) -> None:
+    found = list(_told_lines(f"two of them stand still. {text}\n"))
+    assert {n: row for one in found for n, row in zip(one.numbers or (), one.rows, strict=True)} == rows
