@@ -74,7 +74,7 @@ def test_the_rank_that_left_the_loop_is_the_outlier(stage: Stage) -> None:
 
 
 def test_a_save_or_an_evaluation_that_only_one_side_is_in(stage: Stage) -> None:
-    def aside(*path: At) -> list[str | None]:
+    def aside(*path: tuple[str, int]) -> list[str | None]:
         return [rank.divergence.aside for rank in stage.facts([in_c10d("all_reduce", *path), inside, inside]).ranks]
 
     inside = in_backward(*LOOP)
