@@ -68,6 +68,7 @@ GROUPS = (
     "fortythird",
     "fortyfourth",
     "fortyfifth",
+    "fortysixth",
 )
 CLASSES = (
     "collective_wait",
