@@ -71,6 +71,7 @@ class DivergenceFacts:
 @dataclass(frozen=True, slots=True)
 class AftermathJob:
     doubt: str = ""
+    mixed: str = ""
 
 
 @dataclass(slots=True)

@@ -73,7 +73,9 @@ def hardware_errors(case: Case, logs: JobLogs) -> HardwareErrors:
             found.gpus[key] = text
     _move_shared_ports(found)
     found.peers = _peers(named)
-    found.scattered = not found.peers and len(named.keys() - {""}) > 1 and len({host for host, _ in found.ib}) > 1
+    # Both ends report an error and none names its peer, or each names another one.
+    several = len(named.keys() - {""}) > 1 or named.keys() == {""}
+    found.scattered = not found.peers and several and len({host for host, _ in found.ib}) > 1
     by_host: dict[str, list[LogEvent]] = defaultdict(list)
     for host, event in logs.unattributed:
         if host is not None:

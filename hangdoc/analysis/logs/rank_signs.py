@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.logs import terms
-from hangdoc.analysis.thresholds import POINTED_AT
+from hangdoc.analysis.thresholds import BEYOND_OTHERS, POINTED_AT, WEIGHED_CLASS, WORDS_WEIGH
 from hangdoc.evidence import limits
 from hangdoc.evidence.logs import RankSigns, Terms
 
@@ -33,14 +33,11 @@ MAX_NUMBERS = 24  # of a line
 MAX_SHOWN = 3  # signs
 BEFORE, AFTER = 60, 90  # characters around a mention
 WORDS_BEFORE, WORDS_AFTER = 4, 6
-WORDS_WEIGH = 2.0  # times a sign of another kind, all words together
-APART = 0.15  # share by which a figure is beyond all others
 OF_WORDS = ("before: ", "after: ", "alone: ", "in its lines: ", "lacks: ")
-CLASS_SHARE = 0.1  # of a class in which a sign is weighed
 
 _RANK = re.compile(
-    r"(?P<named>(?:(?:global|world)[ _]?)?(?:rank|rk)s?[ _=:#\[(-]{0,3}|\[rank|[\[(<]r[ _=:-]?|(?<![\w.-])r[=:]?"
-    r"|\[default|procid[ =:]{1,2})(?P<rank>\d{1,6})(?![\w.]?\d|/\d)"
+    r"(?P<named>(?:(?:global|world)[ _]?)?(?:rank|rk|ord(?:inal)?)s?[ _=:#\[(-]{0,3}|\[rank|[\[(<]r[ _=:-]?"
+    r"|(?<![\w.-])r[=:]?|\[default|procid[ =:]{1,2})(?P<rank>\d{1,6})(?![\w.]?\d|/\d)"
     r"|(?:(?:worker|proc|process|gpu|device|cuda)[ _:=#-]{0,2}|#|\(|(?:^|(?<=\s))(?=\d{1,4}: \S))"
     r"(?P<index>\d{1,4})(?![\w.])",
     re.IGNORECASE,
@@ -117,7 +114,7 @@ def weighed(signs: Collection[str], shares: Mapping[str, float], known: Collecti
     for sign in signs:
         if not sign.startswith(OF_WORDS):
             found[sign] = 1.0
-            found |= {f"{sign} in {cls}": share for cls, share in shares.items() if share > CLASS_SHARE}
+            found |= {f"{sign} in {cls}": share for cls, share in shares.items() if share > WEIGHED_CLASS}
     return found
 
 
@@ -247,7 +244,7 @@ def _figure_signs(told: Mapping[int, _Told]) -> Iterator[tuple[int, set[str]]]:
             for end, beyond in ((ranked, "lower"), (ranked[::-1], "higher")):
                 (odd, rank), (near, _), *_, (far, _) = end
                 spread = abs(near - far)
-                large = max(abs(odd), abs(near)) * APART
+                large = max(abs(odd), abs(near)) * BEYOND_OTHERS
                 if odd != near and (not spread or abs(odd - near) > max(large, 2 * spread)):
                     yield rank, {beyond, f"{beyond}: {names[at]}"}
 

@@ -26,7 +26,7 @@ MAX_LINES = 5_000
 MAX_LINE = 400  # characters
 SHOWN = 160  # characters of a line
 _RANK = re.compile(
-    r"(?<![A-Za-z_])(?:(?:global|world)[ _]?)?(?:rank|rk)[ _=:#\[(-]{0,3}(\d{1,6})(?![\d.]|/\d)[\])]?"
+    r"(?<![A-Za-z_])(?:(?:global|world)[ _]?)?(?:rank|rk|ord(?:inal)?)[ _=:#\[(-]{0,3}(\d{1,6})(?![\d.]|/\d)[\])]?"
     r"|[\[(<]r[ _=:-]?(\d{1,6})[\])>]|(?<![\w.-])r[=:]?(\d{1,6})(?=[:,|\])]| [|:>-]|[:,]? [a-z])",
     re.IGNORECASE,
 )

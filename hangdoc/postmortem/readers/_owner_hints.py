@@ -147,10 +147,12 @@ _LISTED = re.compile(
 
 # A line that a loop over PIDs printed: `71822 RANK=2`, `71822: rank 2`.
 PID_FIRST = re.compile(
-    r"\s{0,8}(\d{3,9})[\s:=,>-]{1,8}(?:[A-Z_]{1,40}=\S{1,40}\s{1,4}){0,8}"
+    r"\s{0,8}(?:/proc/)?(\d{3,9})(?:/environ)?[\s:=,>-]{1,8}(?:[A-Z_]{1,40}=\S{1,40}\s{1,4}){0,8}"
     r"(?:RANK=|SLURM_PROCID=|(?:global )?rank[ =:]{0,2})(\d{1,6})(?!\d)(?:\s{1,4}[A-Z_]{1,40}=\S{1,60}){0,8}"
     r"(?:\s{1,4}[A-Z][a-z+<]{0,3}(?:\s{1,40}(?:-|\w{1,60}))?)?\s*"  # its state and where it sleeps, as in ps
 )
+# The same with the number on the host: `4120 LOCAL_RANK=0`, `/proc/4120/environ:LOCAL_RANK=0`
+LOCAL_OF_PID = re.compile(r"\s{0,8}(?:/proc/)?(\d{3,9})(?:/environ)?[\s:=,>-]{1,8}LOCAL_RANK=(\d{1,4})\s*")
 
 _ENVIRON = re.compile(r"/proc/(?:(\d{1,9})|[^\s/]{1,40})/environ\b")
 _OF_ENVIRON = re.compile(r"\s{0,8}(?:export )?RANK=(\d{1,6})\s*")
@@ -329,6 +331,8 @@ class OwnerHints:
         if listed := PID_FIRST.fullmatch(text):
             self._list(int(listed[1]), int(listed[2]))
             return
+        if LOCAL_OF_PID.fullmatch(text):
+            return  # a row of a list, which the placement has read, and no heading
         if self.listed and (above := _PIDS_ABOVE.fullmatch(text)) and self._observe_pids(above[1]):
             return
         if self._environ is not None and (own := _OF_ENVIRON.fullmatch(text)):

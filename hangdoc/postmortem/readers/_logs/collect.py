@@ -47,13 +47,17 @@ from hangdoc.redaction.text import redact, redact_identifier, redact_text
 MAX_ORIGINS = 20_000
 # Kinds about a host, beside OF_HOST.
 HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait", "port_in_use", "file_system_full", "unresolved"})
-_GPU_ROW = re.compile(rb"^\|\s{1,4}(\d{1,3})\s{1,4}[A-Z][^|\n]{4,60}\|", re.MULTILINE)  # of nvidia-smi
+# A row of nvidia-smi, or of its output with commas.
+_GPU_ROW = re.compile(
+    rb"^(?:\|\s{1,4}(?=\d{1,3}\s{1,4}[A-Z][^|\n]{4,60}\|)|\s{0,8}(?=\d{1,3}, \d{1,3} %,))(\d{1,3})", re.MULTILINE
+)
 _LOGIN = re.compile(rb"(?<![\w.@-])[\w.-]{1,32}@([\w-]{1,63})(?=[ :])")  # of a prompt
 OF_PORT = frozenset({"ib_event", "port_event"})  # kinds about a network port, which all ranks of a host share
 AT_PEER = ("peer", "address", "mac", "lid", "efa")  # fields with an address of a peer
 # Kinds of which people show the line of one rank, and say which ranks print the same.
 ALIKE = frozenset({"collective_timeout", "work_status"})
 OF_GPU = frozenset({"xid", "gpu_lost", "gpu_hardware"})  # kinds whose line names a GPU by its PCI address
+OF_GPU_NUMBER = frozenset({"gpu_out_of_memory", "batch_skipped"})  # by the number that its own process sees
 # Kinds whose line names the PID of a process that has not written it.
 OF_PROCESS = OF_GPU | {"host_out_of_memory", "process_lost"}
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
@@ -184,7 +188,7 @@ class LogCollector:
             return
         if kind in OF_GPU and line.rank is None and "gpu" in fields:
             origin = replace(origin, gpu=pci_address(fields["gpu"]), rank=self._rank_of_gpu(line, fields))
-        if kind == "gpu_out_of_memory" and origin == LineOrigin(host=origin.host):
+        if kind in OF_GPU_NUMBER and origin == LineOrigin(host=origin.host):
             origin = replace(origin, local=self._local_of_gpu(fields.get("gpu") or ""))
         if kind in OF_PROCESS and line.rank is None and "pid" in fields:
             origin = self._about(origin, fields)

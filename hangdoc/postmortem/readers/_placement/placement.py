@@ -20,7 +20,7 @@ from hangdoc.evidence import limits
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.evidence.placement import HostRanks, short_name
 from hangdoc.postmortem.readers._host_names import as_rank, is_host_name, prompt_of
-from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS
+from hangdoc.postmortem.readers._owner_hints import LOCAL_OF_PID, LOCAL_PIDS
 from hangdoc.postmortem.readers._placement.buses import BusList, bus_of, bus_of_number
 from hangdoc.postmortem.readers._placement.gpu_use import GpuUse
 from hangdoc.postmortem.readers._placement.layout import JobLayout
@@ -37,6 +37,8 @@ LEAST_SPAN = 4  # ranks in one statement about a host: it speaks of all that run
 LEAST_LABELS = 2  # lines with a name in front that make it the name of a host
 
 _TEE = re.compile(r"\[default(\d{1,4})\]:")  # torchrun --tee: the number of a rank on its host
+_TORCH = re.compile(r"^\s{0,4}\[rank(\d{1,6})\]:")  # torch: in front of its own warnings and errors
+_LOCAL_RANK = re.compile(r"\bLOCAL_RANK[=:]\s?(\d{1,3})\b")  # as the environment of a process has it
 _LABEL = re.compile(r"\s{0,4}(?:\[|=+ |-+ |#+ )?([A-Za-z][\w.-]{1,60})(?:\]|:| \||:\d{1,9}:\d{1,9} \[)")
 
 # torch writes the PID of the rank into its log lines (torch/_logging/_internal.py, since 2.5).
@@ -185,6 +187,8 @@ def placement_of(text: str) -> Placement:
     communicators: dict[int, set[tuple[str, str, int]]] = {}  # size -> host, PCI bus and device, rank
     stating = 0
     of_tee: set[str] = set()
+    of_torch: set[int] = set()
+    of_list: set[int] = set()
     for number, line in outer_lines(text):
         buses.feed(line, number)
         numbering.feed(line)
@@ -192,8 +196,12 @@ def placement_of(text: str) -> Placement:
         gpu_use.feed(line)
         hosts.update(_named_host(line))
         of_tee.update(_TEE.findall(line[:MAX_LABELLED]))
+        of_torch.update(map(int, _TORCH.findall(line[:MAX_LABELLED])))
+        of_list.update(map(int, _LOCAL_RANK.findall(line[:MAX_LABELLED])))
         if row := table.feed(line) or _of_prompt(line):
             stated.append(row)
+        elif "LOCAL_RANK=" in line and (one := LOCAL_OF_PID.fullmatch(line)):
+            stated.append(Seat((), pids=(int(one[1]),), locals=(int(one[2]),), listed=True))
         elif logged := _LOGGED.match(line):
             of_pid[int(logged[2])] = int(logged[1])
         elif "NSpid" in line and (nested := _NESTED.search(line)) and len(of_host) < MAX_STATING:
@@ -215,7 +223,9 @@ def placement_of(text: str) -> Placement:
     stated += [Seat((rank,), host, firm=one_host_each) for host, rank in labelled]
     known = frozenset(name for name, count in hosts.items() if count >= LEAST_LABELS)
     seats = believable(_of_lettered_hosts(stated, known), known)
-    placement = _joined([*seats, *layout.seats(seats)], numbering, layout, gpu_use)
+    # A list of the processes of a host has as many as ranks are heard.
+    heard_all = len(of_torch) > 1 and of_list == set(range(max(of_torch) + 1))
+    placement = _joined([*seats, *layout.seats(seats)], numbering, layout, gpu_use, heard_all)
     lone = len(of_tee) == 1 and not numbering.one_host and not layout.one_node  # one rank's lines, of any node
     return dataclasses.replace(
         placement,
@@ -247,7 +257,9 @@ def _of_prompt(line: str) -> Seat | None:
     return Seat(noted[0], prompt.host) if prompt and noted else None
 
 
-def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout, gpu_use: GpuUse) -> Placement:
+def _joined(
+    stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout, gpu_use: GpuUse, heard_all: bool
+) -> Placement:
     per_node, stated = layout.per_node, _with_whole_names(stated)
     hosts = _unique((rank, seat.host) for seat in stated if seat.host for rank in seat.ranks)
     hosts |= _between(hosts, per_node)
@@ -266,6 +278,7 @@ def _joined(stated: Sequence[Seat], numbering: RankNumbering, layout: JobLayout,
     one_host = not several and len({_short(host) for host in hosts.values()}) < 2
     local_is_rank = one_host and all(number == rank for (_, number), rank in (*locals_.items(), *gpus.items()))
     one_node = local_is_rank and not layout.several_nodes and (numbering.one_host or layout.one_node)
+    one_node = one_node or (local_is_rank and heard_all)
     first_node = one_node or layout.first_node or any(number == rank for (_, number), rank in locals_.items())
     pids = _unique(_numbers(seats, "pids", hosts))
     for (host, pid), local in _locals_of_pids(seats).items():

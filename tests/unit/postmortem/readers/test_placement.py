@@ -111,6 +111,7 @@ def test_processes_that_deepspeed_started() -> None:
         ("08:00:12 cn-08 pid=104233 START world=6 rank=5", {104233: 5}),
         ("rank=5 host=cn-08 pid=104233", {104233: 5}),
         ("(Controller pid=44) - (ip=10.0.0.7, pid=2201) world_rank=5, local_rank=0, node_rank=5", {2201: 5}),
+        ("/proc/5511/environ:RANK=0\n/proc/5512/environ:RANK=1", {5511: 0, 5512: 1}),
         ("NSpid:\t331876\t205\npid 205 is rank 3", {205: 3, 331876: 3}),
         ('pid 205 is rank 3\n(NSpid of 331876 was "331876 205")', {205: 3, 331876: 3}),
         ("(TrainController pid=4471) [Rank 5 Error Snippet]:", {}),
@@ -242,3 +243,13 @@ def test_the_same_pid_on_another_host_is_another_process() -> None:
 )
 def test_a_host_has_ranks_where_all_of_them_are_stated(text: str, whole: dict[str, tuple[int, int]]) -> None:
     assert {host: (ranks[0], ranks[-1]) for host, ranks in placement_of(text).whole.items()} == whole
+
+
+def test_a_list_of_all_local_ranks_beside_lines_of_as_many_ranks_is_one_host() -> None:
+    heard = "[rank0]:[E812 16:02:40] timeout\n[rank1]:[E812 16:02:40] timeout\n[rank3]:[E812 16:02:40] timeout\n"
+    listed = "".join(f"{4000 + n} LOCAL_RANK={n}\n" for n in range(4))
+    whole = placement_of(heard + listed)
+    assert whole.one_node
+    assert {pid: rank for (_, pid), rank in whole.pids.items()} == {4000 + n: n for n in range(4)}
+    assert not placement_of(heard.replace("rank3", "rank9") + listed).one_node
+    assert not placement_of(listed).one_node
