@@ -49,7 +49,8 @@ MAX_ORIGINS = 20_000
 HARDWARE = frozenset({"disk_failed", "host_hardware", "kernel_wait", "port_in_use", "file_system_full", "unresolved"})
 # A row of nvidia-smi, or of its output with commas.
 _GPU_ROW = re.compile(
-    rb"^(?:\|\s{1,4}(?=\d{1,3}\s{1,4}[A-Z][^|\n]{4,60}\|)|\s{0,8}(?=\d{1,3}, \d{1,3} %,))(\d{1,3})", re.MULTILINE
+    rb"^(?:\|\s{1,4}(?=\d{1,3}\s{1,4}[A-Z][^|\n]{4,60}\|)|(?:[^\n]{0,60}?[ \t])?(?=\d{1,3}, \d{1,3} %,))(\d{1,3})",
+    re.MULTILINE,
 )
 _LOGIN = re.compile(rb"(?<![\w.@-])[\w.-]{1,32}@([\w-]{1,63})(?=[ :])")  # of a prompt
 OF_PORT = frozenset({"ib_event", "port_event"})  # kinds about a network port, which all ranks of a host share

@@ -21,6 +21,10 @@ def lines(*rows: str) -> str:
             "3", "step 4 fwd", "step 3 fwd",
         ),
         (
+            lines("[ord 0] step 4 save", "[ord 1] step 4 save", "[ordinal 2] step 4 next", "[ord 3] step 4 save"),
+            "2", "step 4 save", "step 4 next",
+        ),
+        (
             lines("09:00:01 rank 1: enter loop", "09:00:01 rank 2: enter loop", "09:00:02 rank 3: enter loop"),
             "0", "enter loop", None,
         ),
