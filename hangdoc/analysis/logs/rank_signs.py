@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ MAX_NUMBERS = 24  # of a line
 MAX_SHOWN = 3  # signs
 BEFORE, AFTER = 60, 90  # characters around a mention
 WORDS_BEFORE, WORDS_AFTER = 4, 6
+OWN_WORDS = ("no words", "one word", "two or three words", "some words", "many words", "very many words")
+OWN_WORDS_FROM = (1, 2, 4, 8, 16)
 OF_WORDS = ("before: ", "after: ", "alone: ", "in its lines: ", "lacks: ")
 
 _RANK = re.compile(
@@ -220,7 +223,7 @@ def _line_signs(told: Mapping[int, _Told]) -> Iterator[tuple[int, set[str]]]:
             yield rank, {f"in its lines: {word}" for word in words[rank]}
             continue
         alone = {word for word in words[rank] if having[word] == 1}
-        signs = {f"alone: {word}" for word in alone} | {f"words of its own: {min(len(alone), 16).bit_length()}"}
+        signs = {f"alone: {word}" for word in alone} | {f"{OWN_WORDS[bisect(OWN_WORDS_FROM, len(alone))]} of its own"}
         if len(told) > 2:
             lacking = {word for word, count in having.items() if count == len(told) - 1 and word not in words[rank]}
             if lacking:

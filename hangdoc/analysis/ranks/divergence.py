@@ -63,9 +63,7 @@ class DivergenceFacts:
     same_operation: bool | None = None  # it waits in the same operation as the reference
     beside_gpu: bool | None = None  # the reference waits for the GPU: what for is not seen
     same_site: bool | None = None  # it is at the same line of user code as the reference
-    aside: str | None = (
-        None  # "maybe_save (train.py:288)": a save, an evaluation or the like, and no other side is in one
-    )
+    aside: str | None = None  # a save or an evaluation that no other side is in: "maybe_save (train.py:288)"
     inner: str | None = None  # its innermost library frame, if its line of user code is also on another side's path
 
 
