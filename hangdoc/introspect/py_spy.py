@@ -35,6 +35,7 @@ PAUSE_S = 2.0  # longest pause within that time; measured 0.02-0.12 s with torch
 TOUCH_S = 2.0  # to touch the executed files of the process first; measured 0.01 s
 MAX_BYTES = 64 << 20  # of a dump; measured 4 KB per thread, 400 bytes per frame
 
+RESUMED_S = 0.2  # for threads to go back into their system calls after a pause
 _TICK_S = 0.02  # interval of checks whether the process is paused and whether we were interrupted
 _EXIT_S = 0.5  # for a killed py-spy to exit
 _STDERR_BYTES = 1 << 16  # kept
@@ -340,7 +341,7 @@ class NativeDumps:
 
         found = in_parallel(spy, dump_in_time, _rarest_first(wanted, dumps), min(_WORKERS, os.cpu_count() or 1))
         for pid, dump in found.items():
-            if isinstance(dump, list) and (runs := _runs(pid, dump)):
+            if isinstance(dump, list) and (runs := _runs_at_rest(pid, dump)):
                 self._kept[pid] = runs, dump
         taken = {pid: dump for pid, dump in found.items() if dump is not None}
         return taken | {pid: dump for pid, (_, dump) in self._kept.items() if pid in pids}
@@ -348,14 +349,31 @@ class NativeDumps:
 
 def _may_pause(pid: int) -> bool:
     """True if ptrace can stop every thread: with one in D the others would be paused for long, T and t are stopped."""
+    states = _states(pid)
+    return bool(states) and not states & set("DTtZX")
+
+
+def _states(pid: int) -> set[str]:
+    """The states of all threads; empty: unknown."""
     try:
-        states = {
+        return {
             (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
             for task in Path(f"/proc/{pid}/task").iterdir()
         }
     except (OSError, IndexError):
-        return False
-    return bool(states) and not states & set("DTtZX")
+        return set()
+
+
+def _runs_at_rest(pid: int, dump: Dump) -> dict[int, str]:
+    """The same as `_runs`, once the threads sleep again that the pause has woken, or after RESUMED_S.
+
+    A thread that was paused runs for a moment to go back into its system call. On a busy host it may do so only after
+    py-spy has ended, and would then seem to have run by itself.
+    """
+    until_s = time.monotonic() + RESUMED_S
+    while "R" in _states(pid) and time.monotonic() < until_s:
+        time.sleep(_TICK_S)
+    return _runs(pid, dump)
 
 
 def _runs(pid: int, dump: Dump) -> dict[int, str]:

@@ -69,6 +69,7 @@ GROUPS = (
     "fortyfourth",
     "fortyfifth",
     "fortysixth",
+    "fortyseventh",
 )
 CLASSES = (
     "collective_wait",

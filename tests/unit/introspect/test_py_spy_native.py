@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +67,19 @@ def at(line: int) -> list[dict[str, Any]]:
 def test_ranks_with_rare_stacks_come_first() -> None:
     dumps: dict[int, Any] = {1: at(5), 2: at(5), 3: at(5), 4: at(9), 5: at(7), 6: at(7)}
     assert _rarest_first(list(dumps), dumps) == [4, 5, 1, 6, 2, 3]
+
+
+def test_threads_that_a_pause_has_woken_sleep_before_their_runs_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = iter([{"R", "S"}, {"R"}, {"S"}])
+    left = []
+    monkeypatch.setattr(py_spy, "_states", lambda pid: next(states))
+    monkeypatch.setattr(py_spy, "_runs", lambda pid, dump: {1: str(left.extend(states))})
+    assert py_spy._runs_at_rest(7, []) == {1: "None"}
+    assert left == []
+
+
+def test_threads_that_go_on_running_are_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(py_spy, "_states", lambda pid: {"R"})
+    began = time.monotonic()
+    assert py_spy._runs_at_rest(os.getpid(), []) == {}
+    assert py_spy.RESUMED_S <= time.monotonic() - began < 10
