@@ -36,6 +36,16 @@ BEFORE, AFTER = 60, 90  # characters around a mention
 WORDS_BEFORE, WORDS_AFTER = 4, 6
 OWN_WORDS = ("no words", "one word", "two or three words", "some words", "many words", "very many words")
 OWN_WORDS_FROM = (1, 2, 4, 8, 16)
+# Signs as a reader sees them; any other says it by its name.
+IN_WORDS = {
+    "before": "`{}` in front of it",
+    "after": "`{}` behind it",
+    "alone": "`{}` in its lines alone",
+    "in its lines": "`{}` in its lines",
+    "lacks": "`{}` in the lines of all others",
+    "higher": "the highest figure",
+    "lower": "the lowest figure",
+}
 OF_WORDS = ("before: ", "after: ", "alone: ", "in its lines: ", "lacks: ")
 
 _RANK = re.compile(
@@ -129,7 +139,12 @@ def signs_of_nobody(ranks: int, shares: Mapping[str, float]) -> dict[str, float]
 
 def _says_most(signs: Collection[str], weights: Mapping[str, float]) -> str | None:
     best = sorted((sign for sign in signs if weights.get(sign, 0.0) > 0), key=lambda sign: (-weights[sign], sign))
-    return ", ".join(best[:MAX_SHOWN]) or None
+    return ", ".join(dict.fromkeys(map(_in_words, best[:MAX_SHOWN]))) or None
+
+
+def _in_words(sign: str) -> str:
+    kind, _, word = sign.partition(": ")
+    return IN_WORDS.get(kind, sign).format(word)
 
 
 def known_signs(text: str) -> tuple[RankSigns, ...]:

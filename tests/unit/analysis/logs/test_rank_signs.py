@@ -70,7 +70,7 @@ def test_the_ranks_compete_with_each_other_and_with_nobody() -> None:
     ranks: Mapping[int, tuple[str, ...]] = {0: (), 1: (), 2: ("higher",)}
     found = pointed_at(ranks, {}, weights)
     assert [one.rank for one in found.suspects] == [2]
-    assert found.says == "higher"
+    assert found.says == "the highest figure"
     assert pointed_at(ranks, {}, weights | {"nobody": 6.0}).suspects == ()
     assert pointed_at({**ranks, 3: ("higher",)}, {}, weights).suspects == ()
     assert pointed_at({}, {}, weights).suspects == ()
@@ -81,6 +81,12 @@ def test_a_sign_may_count_in_one_class_of_causes_only(monkeypatch: pytest.Monkey
     ranks: Mapping[int, tuple[str, ...]] = {0: (), 1: ("higher",)}
     assert pointed_at(ranks, {"slow_compute": 0.9}, weights).suspects
     assert not pointed_at(ranks, {"startup": 0.9}, weights).suspects
+
+
+def test_signs_are_said_in_words() -> None:
+    weights = {"alone: saving": 3.0, "another last line": 2.0, "before: only": 1.0, "rank zero": -1.0}
+    found = pointed_at({0: tuple(weights), 1: ()}, {}, weights)
+    assert found.says == "`saving` in its lines alone, another last line, `only` in front of it"
 
 
 def test_only_signs_with_weights_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
