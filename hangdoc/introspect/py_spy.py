@@ -340,8 +340,9 @@ class NativeDumps:
             return spy.dump_native(pid) if time.monotonic() < deadline else None
 
         found = in_parallel(spy, dump_in_time, _rarest_first(wanted, dumps), min(_WORKERS, os.cpu_count() or 1))
+        _await_rest([pid for pid, dump in found.items() if isinstance(dump, list)])
         for pid, dump in found.items():
-            if isinstance(dump, list) and (runs := _runs_at_rest(pid, dump)):
+            if isinstance(dump, list) and (runs := _runs(pid, dump)):
                 self._kept[pid] = runs, dump
         taken = {pid: dump for pid, dump in found.items() if dump is not None}
         return taken | {pid: dump for pid, (_, dump) in self._kept.items() if pid in pids}
@@ -364,16 +365,15 @@ def _states(pid: int) -> set[str]:
         return set()
 
 
-def _runs_at_rest(pid: int, dump: Dump) -> dict[int, str]:
-    """The same as `_runs`, once the threads sleep again that the pause has woken, or after RESUMED_S.
+def _await_rest(pids: Sequence[int]) -> None:
+    """Waits until the threads sleep again that the pauses have woken, for RESUMED_S at most in all.
 
     A thread that was paused runs for a moment to go back into its system call. On a busy host it may do so only after
     py-spy has ended, and would then seem to have run by itself.
     """
     until_s = time.monotonic() + RESUMED_S
-    while "R" in _states(pid) and time.monotonic() < until_s:
+    while any("R" in _states(pid) for pid in pids) and time.monotonic() < until_s:
         time.sleep(_TICK_S)
-    return _runs(pid, dump)
 
 
 def _runs(pid: int, dump: Dump) -> dict[int, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -69,15 +68,15 @@ def test_ranks_with_rare_stacks_come_first() -> None:
     assert _rarest_first(list(dumps), dumps) == [4, 5, 1, 6, 2, 3]
 
 
-def test_threads_that_a_pause_has_woken_sleep_before_their_runs_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_a_pause_has_woken_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     states = iter([{"R", "S"}, {"R"}, {"S"}])
     monkeypatch.setattr(py_spy, "_states", lambda pid: next(states))
-    monkeypatch.setattr(py_spy, "_runs", lambda pid, dump: {1: f"{len(list(states))} states later"})
-    assert py_spy._runs_at_rest(7, []) == {1: "0 states later"}
+    py_spy._await_rest([7])
+    assert list(states) == []
 
 
 def test_threads_that_go_on_running_are_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(py_spy, "_states", lambda pid: {"R"})
     began = time.monotonic()
-    assert py_spy._runs_at_rest(os.getpid(), []) == {}
+    py_spy._await_rest(range(64))
     assert py_spy.RESUMED_S <= time.monotonic() - began < 10
