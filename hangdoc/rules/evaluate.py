@@ -82,8 +82,7 @@ def _judge(playbook: Playbook, view: View, slow: MutableMapping[str, str]) -> Fi
             when = playbook.conditions[("when",)]
             outcome = when.truth(scope.job, scope)
             if outcome:
-                left = view.facts.job.aftermath
-                return _finding(playbook, scope, [why for why in (unseen, left.doubt, left.mixed) if why])
+                return _finding(playbook, scope, [why for why in (unseen, *view.facts.job.aftermath.doubts) if why])
             if outcome is None:
                 unseen = unseen or scope.missing(when)
     except TooSlow:

@@ -70,8 +70,7 @@ class DivergenceFacts:
 
 @dataclass(frozen=True, slots=True)
 class AftermathJob:
-    doubt: str = ""
-    mixed: str = ""
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

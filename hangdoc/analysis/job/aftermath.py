@@ -6,8 +6,9 @@ presumed to hang there. A presumption lowers the confidence.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.job.blocking import stuck_ranks
@@ -34,8 +35,7 @@ class AftermathFacts:
 @dataclass(frozen=True, slots=True)
 class AftermathJob:
     post_mortem: bool = False  # the evidence comes from files, not from watching the job
-    doubt: str = ""  # the reason for lower confidence than in a watched job; empty: none
-    mixed: str = ""  # another one: the text is about several jobs, which number their ranks alike
+    doubts: tuple[str, ...] = ()  # each is a reason for lower confidence than in a watched job
 
 
 class AftermathDetector(Detector[AftermathFacts, AftermathJob]):
@@ -48,7 +48,7 @@ class AftermathDetector(Detector[AftermathFacts, AftermathJob]):
         proved = stuck_ranks(case)
         facts = {key: _facts(case, key, key in proved) for key in case.ranks}
         timed_out = any(logs.stuck for logs in case.facts(LogsFacts).values())
-        return facts, AftermathJob(True, _doubt(facts.values(), timed_out), _mixed(case))
+        return facts, AftermathJob(True, (*_doubts(facts.values(), timed_out), *_several_jobs(case)))
 
 
 def _facts(case: Case, key: Key, proved: bool) -> AftermathFacts:
@@ -65,23 +65,22 @@ def _facts(case: Case, key: Key, proved: bool) -> AftermathFacts:
     return AftermathFacts(record.left, presumed, True if presumed or given_up else None)
 
 
-def _doubt(facts: Collection[AftermathFacts], timed_out: bool) -> str:
+def _doubts(facts: Collection[AftermathFacts], timed_out: bool) -> Iterator[str]:
     """The doubt about a job of which this is left.
 
     `timed_out`: by a log, a collective timed out on a rank. The hang of a rank with a log of its own, which does not
     show that, is then no presumption. The stack of a rank without a log may be later than its own timeout.
     """
     if any(rank.presumed and not (timed_out and "logs" in rank.left) for rank in facts):
-        return "nobody watched the job; its hang is presumed"
-    if not any(BEYOND_LOGS & set(rank.left) for rank in facts):
-        return "known from logs alone"
-    return ""
+        yield "nobody watched the job; its hang is presumed"
+    elif not any(BEYOND_LOGS & set(rank.left) for rank in facts):
+        yield "known from logs alone"
 
 
-def _mixed(case: Case) -> str:
+def _several_jobs(case: Case) -> Iterator[str]:
     logs = job_logs(case)
-    event = next(iter(logs.all(SEVERAL_JOBS)), None) if logs else None
-    return f"the text has the output of several jobs, which number their ranks alike: {event.text}" if event else ""
+    for event in islice(logs.all(SEVERAL_JOBS), 1) if logs else ():
+        yield f"the text has the output of several jobs, which number their ranks alike: {event.text}"
 
 
 def _runs(case: Case, key: Key) -> bool:

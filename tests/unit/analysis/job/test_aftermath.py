@@ -39,7 +39,7 @@ TIMED_OUT = [(rank, "logs", Logs((TIMEOUT,))) for rank in range(2)]
     ],
 )
 def test_doubt(logs: list[tuple[int, str, object]], doubt: str) -> None:
-    assert left(*STACKS, (2, "stacks", ELSEWHERE), *logs).job.aftermath.doubt == doubt
+    assert left(*STACKS, (2, "stacks", ELSEWHERE), *logs).job.aftermath.doubts == ((doubt,) if doubt else ())
 
 
 def test_a_rank_that_spins_while_it_waits_is_presumed_to_hang() -> None:
