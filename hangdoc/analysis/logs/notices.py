@@ -30,7 +30,7 @@ class NoticesFacts:
     """The first message of each kind about one rank. None: there is none."""
 
     gpu_out_of_memory: str | None = None  # its GPU had no memory left
-    batch_skipped: str | None = None  # it ran out of GPU memory and dropped its batch
+    skipped_batch: str | None = None  # it ran out of GPU memory and dropped its batch
     host_out_of_memory: str | None = None  # its host, or the limit of its cgroup, had no memory left
     process_killed: str | None = None  # a shell or a scheduler says that SIGKILL ended it
     process_crashed: str | None = None  # a shell says that it crashed
@@ -81,8 +81,8 @@ class NoticesJob:
 
     gpu_out_of_memory: str | None = None
     gpu_out_of_memory_at: tuple[Suspect, ...] = ()
-    batch_skipped: str | None = None
-    batch_skipped_at: tuple[Suspect, ...] = ()
+    skipped_batch: str | None = None
+    skipped_batch_at: tuple[Suspect, ...] = ()
     host_out_of_memory: str | None = None
     host_out_of_memory_at: tuple[Suspect, ...] = ()
     process_killed: str | None = None

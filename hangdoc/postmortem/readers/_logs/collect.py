@@ -58,7 +58,7 @@ AT_PEER = ("peer", "address", "mac", "lid", "efa")  # fields with an address of 
 # Kinds of which people show the line of one rank, and say which ranks print the same.
 ALIKE = frozenset({"collective_timeout", "work_status"})
 OF_GPU = frozenset({"xid", "gpu_lost", "gpu_hardware"})  # kinds whose line names a GPU by its PCI address
-OF_GPU_NUMBER = frozenset({"gpu_out_of_memory", "batch_skipped"})  # by the number that its own process sees
+OF_GPU_NUMBER = frozenset({"gpu_out_of_memory", "skipped_batch"})  # by the number that its own process sees
 # Kinds whose line names the PID of a process that has not written it.
 OF_PROCESS = OF_GPU | {"host_out_of_memory", "process_lost"}
 GUARD = frozenset({"unit", "victim"})  # fields of what a guard of the host's memory ended
