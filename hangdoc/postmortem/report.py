@@ -253,8 +253,8 @@ def _read_text(
     if names:
         yield from placement.pieces
     if isinstance(text, TextSource) and context.files == 1 and len(text.content) <= MAX_PASTED:
-        words = text.head_text
-        yield Piece(ProcessRef(), terms.RECORD, Terms(terms.known_terms(words), rank_signs.known_signs(words)))
+        content = text.head_text
+        yield Piece(ProcessRef(), terms.RECORD, Terms(terms.known_terms(content), rank_signs.known_signs(content)))
     if whole:
         context.progress(source.size)
 

@@ -132,6 +132,7 @@ def weighed(signs: Collection[str], shares: Mapping[str, float], known: Collecti
 
 
 def signs_of_nobody(ranks: int, shares: Mapping[str, float]) -> dict[str, float]:
+    """Sign -> how much it counts that no rank of so many is at fault."""
     return {NOBODY: 1.0, f"{NOBODY} of many": math.log1p(ranks)} | {
         f"{NOBODY} in {cls}": share for cls, share in shares.items()
     }
@@ -254,7 +255,7 @@ def _figure_signs(told: Mapping[int, _Told]) -> Iterator[tuple[int, set[str]]]:
     for rank, one in told.items():
         for _, line in one.lines:
             plain = _RANK.sub("@", line)
-            shapes[_shape(line)][rank] = [float(text) for text in _NUMBER.findall(plain)[:MAX_NUMBERS]]
+            shapes[_without_numbers(plain)][rank] = [float(text) for text in _NUMBER.findall(plain)[:MAX_NUMBERS]]
     for shape, rows in shapes.items():
         names = [(_words(part) or ["-"])[-1] for part in shape.split("#")]
         for at in range(min(map(len, rows.values())) if len(rows) > 2 else 0):
@@ -269,7 +270,11 @@ def _figure_signs(told: Mapping[int, _Told]) -> Iterator[tuple[int, set[str]]]:
 
 def _shape(line: str) -> str:
     """A line without its rank and its numbers."""
-    return " ".join(_NUMBER.sub("#", _RANK.sub("@", line)).split())
+    return _without_numbers(_RANK.sub("@", line))
+
+
+def _without_numbers(text: str) -> str:
+    return " ".join(_NUMBER.sub("#", text).split())
 
 
 def _absent_signs(told: Mapping[int, _Told], text: str) -> dict[int, set[str]]:

@@ -218,11 +218,15 @@ def _aside(sides: Sequence[Side]) -> dict[int, str]:
     """The only side of several that is in a function of a save, an evaluation or the like, with its outermost one."""
     found: dict[int, str] = {}
     for number, side in enumerate(sides):
-        steps = side[0].thread.path.steps
-        named = next((step for step in steps if ASIDE.search(step.function) and "/torch/" not in step.file), None)
-        if named is not None:
-            found[number] = named.site
+        if site := _aside_at(side[0].thread.path):
+            found[number] = site
     return found if len(found) == 1 < len(sides) else {}
+
+
+@per_path
+def _aside_at(path: CallPath) -> str | None:
+    found = (step for step in path.steps if ASIDE.search(step.function) and "/torch/" not in step.file)
+    return next((step.site for step in found), None)
 
 
 def _shared_lines(sides: Sequence[Side]) -> Collection[Signature]:

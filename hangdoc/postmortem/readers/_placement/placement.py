@@ -38,7 +38,6 @@ LEAST_LABELS = 2  # lines with a name in front that make it the name of a host
 
 _TEE = re.compile(r"\[default(\d{1,4})\]:")  # torchrun --tee: the number of a rank on its host
 _TORCH = re.compile(r"^\s{0,4}\[rank(\d{1,6})\]:")  # torch: in front of its own warnings and errors
-_LOCAL_RANK = re.compile(r"\bLOCAL_RANK[=:]\s?(\d{1,3})\b")  # as the environment of a process has it
 _LABEL = re.compile(r"\s{0,4}(?:\[|=+ |-+ |#+ )?([A-Za-z][\w.-]{1,60})(?:\]|:| \||:\d{1,9}:\d{1,9} \[)")
 
 # torch writes the PID of the rank into its log lines (torch/_logging/_internal.py, since 2.5).
@@ -188,7 +187,6 @@ def placement_of(text: str) -> Placement:
     stating = 0
     of_tee: set[str] = set()
     of_torch: set[int] = set()
-    of_list: set[int] = set()
     for number, line in outer_lines(text):
         buses.feed(line, number)
         numbering.feed(line)
@@ -197,7 +195,6 @@ def placement_of(text: str) -> Placement:
         hosts.update(_named_host(line))
         of_tee.update(_TEE.findall(line[:MAX_LABELLED]))
         of_torch.update(map(int, _TORCH.findall(line[:MAX_LABELLED])))
-        of_list.update(map(int, _LOCAL_RANK.findall(line[:MAX_LABELLED])))
         if row := table.feed(line) or _of_prompt(line):
             stated.append(row)
         elif "LOCAL_RANK=" in line and (one := LOCAL_OF_PID.fullmatch(line)):
@@ -224,7 +221,8 @@ def placement_of(text: str) -> Placement:
     known = frozenset(name for name, count in hosts.items() if count >= LEAST_LABELS)
     seats = believable(_of_lettered_hosts(stated, known), known)
     # A list of the processes of a host has as many as ranks are heard.
-    heard_all = len(of_torch) > 1 and of_list == set(range(max(of_torch) + 1))
+    listed = {local for seat in stated if seat.listed and not seat.ranks for local in seat.locals}
+    heard_all = len(of_torch) > 1 and listed == set(range(max(of_torch) + 1))
     placement = _joined([*seats, *layout.seats(seats)], numbering, layout, gpu_use, heard_all)
     lone = len(of_tee) == 1 and not numbering.one_host and not layout.one_node  # one rank's lines, of any node
     return dataclasses.replace(
