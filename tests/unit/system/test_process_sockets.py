@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -111,3 +112,13 @@ def test_commands_are_short_and_without_secrets() -> None:
     assert short.startswith("python")
     assert len(short) == 12
     assert command_text(2**22 + 1) is None
+
+
+def test_a_long_command_keeps_the_names_of_its_files(tmp_path: Path) -> None:
+    script = tmp_path / ("folder" * 10) / "collect.py"
+    script.parent.mkdir()
+    script.write_text("import time; print(0, flush=True); time.sleep(30)")
+    with started(str(script), "--all") as program:
+        short, whole = (command_text(program.pid, longest, folder=False) or "" for longest in (60, 400))
+    assert short.endswith(" .../collect.py --all")
+    assert whole.endswith(f" {script} --all")
