@@ -70,6 +70,7 @@ GROUPS = (
     "fortyfifth",
     "fortysixth",
     "fortyseventh",
+    "fortyninth",
 )
 CLASSES = (
     "collective_wait",
