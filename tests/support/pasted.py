@@ -71,6 +71,7 @@ GROUPS = (
     "fortysixth",
     "fortyseventh",
     "fortyninth",
+    "fortyeighth",
 )
 CLASSES = (
     "collective_wait",

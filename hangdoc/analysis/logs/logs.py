@@ -383,6 +383,8 @@ def _job_facts(case: Case, job: _Findings, errors: Mapping[Key, LogEvent]) -> Lo
     absent = limits.absent_ranks(logs.size, logs.keys) if logs.size else ()
     if rendezvous.expected == logs.size and len(absent) > (rendezvous.expected or 0) - (rendezvous.joined or 0):
         absent = ()  # fewer are missing than have no log here
+    if any(True for _ in logs.all("clients_missing")):
+        absent = tuple(rank for rank in absent if rank)  # the store says so, and rank 0 holds it
     host_errors = {**hardware.port_hosts, **hardware.gpu_hosts}
     unseen = [(mismatch, rank) for mismatch in job.mismatches for rank in mismatch.outliers if rank not in logs.keys]
     raised = unattributed_failure(logs) if not errors else None
