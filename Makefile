@@ -102,8 +102,8 @@ docs: $(VENV)/docs.stamp  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # What needs torch is skipped here; make test runs it, and fails where it cannot.
-lowest: $(LOWEST)/lowest.stamp  ## the unit tests without torch, with the lowest allowed version of each dependency
-	env -u HANGDOC_NO_SKIP $(LOWEST)/bin/python -m pytest $(SIDE_BY_SIDE) tests/unit
+lowest: $(LOWEST)/lowest.stamp  ## the quick unit tests without torch, with the lowest allowed version of each dependency
+	env -u HANGDOC_NO_SKIP $(LOWEST)/bin/python -m pytest $(SIDE_BY_SIDE) -m 'not slow' tests/unit
 
 clean:  ## remove what was installed, built and cached
 	rm -rf $(VENV) $(LOWEST) $(FRAMEWORKS) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -44,19 +44,21 @@ class LastCount:
 
 
 def ranks_with_shorter_loops(logs: JobLogs, timed_out: bool) -> dict[int, str]:
-    """Ranks whose loop has fewer iterations than that of most ranks, and the evidence.
+    """The ranks whose loop has the fewest iterations, if most have more, and the evidence.
 
     Without a timeout it counts only if the peers stand where the shorter loops ended.
     """
     for counts in sorted(_by_unit(logs).values(), key=len, reverse=True):
         lengths = {rank: count.of for rank, count in counts.items() if count.of is not None}
-        longest = max(lengths.values(), default=None)
-        short = sorted(rank for rank, length in lengths.items() if length != longest)
-        if not short or len(lengths) != len(counts):
+        shortest = min(lengths.values(), default=None)
+        short = sorted(rank for rank, length in lengths.items() if length == shortest)
+        longer = sorted({*lengths.values()} - {shortest})
+        if not short or not longer or len(lengths) != len(counts):
             continue
         few = len(short) < len(lengths) - len(short)
         if (timed_out and few) or (2 * len(short) <= len(lengths) and _stand_at_the_end(counts, short)):
-            return {rank: f"its loop has {lengths[rank]} iterations, that of its peers {longest}" for rank in short}
+            of_peers = f"{longer[0]} or more" if longer[1:] else longer[0]
+            return dict.fromkeys(short, f"its loop has {shortest} iterations, that of its peers {of_peers}")
     return {}
 
 

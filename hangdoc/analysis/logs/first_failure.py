@@ -24,6 +24,7 @@ REQUESTED = frozenset({"KeyboardInterrupt", "SystemExit"})  # exceptions of a pr
 # Errors of NCCL on the rank that failed, and on those that lost it (nccl.h, ncclResult_t).
 LOCAL = re.compile(r"unhandled cuda error|ncclUnhandledCudaError")
 REMOTE = re.compile(r"remote process exited|ncclRemoteError")
+CHILD_ENDS = ("child_exit", "failed")  # the end of a process, as its launcher reports it
 SIGNALLED = ("told_to_end", "ended_from_outside")  # a launcher or scheduler passes a signal on to the ranks
 VICTIM_EVENTS = frozenset({"connection_closed", "dump_signal", "dump_observed", *TIMEOUTS})
 
@@ -99,13 +100,10 @@ def unattributed_failure(logs: JobLogs) -> LogEvent | None:
 def _only_exit(logs: JobLogs) -> Key | None:
     """The only rank that its launcher reports as the first to fail, by an exit code of Python's exceptions."""
     roots = root_causes(logs)
-    exits = [(key, event) for key, event in logs.of_ranks("failure") if key in roots]
-    if not exits:
-        children = list(logs.all("child_exit"))
-        named = [event for event in children if number(event, "rank") in logs.keys]
-        exits = [(logs.keys[int(event.fields["rank"])], event) for event in named] if named == children else []
-    key, event = exits[0] if len(exits) == 1 else (None, None)
-    return key if event and event.fields.get("code") in EXCEPTION_CODES else None
+    (root,) = roots if len(roots) == 1 else (None,)
+    ends = [event for key, event in logs.of_ranks("failure") if key == root]
+    ends += [event for event in logs.all(*CHILD_ENDS) if _rank_of(event, logs) == root]
+    return root if {event.fields.get("code") for event in ends} & EXCEPTION_CODES else None
 
 
 def _first_ends(logs: JobLogs) -> dict[str, int]:
@@ -151,8 +149,23 @@ def _is_consequence(own: LogEvent, victims: Sequence[LogEvent]) -> bool:
 
 
 def root_causes(logs: JobLogs) -> frozenset[Key]:
-    """Ranks that the launcher reports as the first failure."""
-    return frozenset(key for key, event in logs.of_ranks("failure") if "root" in event.fields)
+    """Ranks that the launcher reports as the first failure: in its table, else in its line about a process."""
+    named = frozenset(key for key, event in logs.of_ranks("failure") if "root" in event.fields)
+    return named or _only_child(logs)
+
+
+def _only_child(logs: JobLogs) -> frozenset[Key]:
+    """The rank of the only process whose end a launcher reports: of its host, it reports the first."""
+    found = {_rank_of(event, logs) for event in logs.all(*CHILD_ENDS)}
+    return frozenset(filter(None, found)) if len(found) == 1 else frozenset()
+
+
+def _rank_of(event: LogEvent, logs: JobLogs) -> Key | None:
+    """The rank that the end of a process was, by its number or its PID."""
+    rank, pid = number(event, "rank"), number(event, "pid")
+    if rank is not None:
+        return logs.keys.get(rank)
+    return next((key for key in logs.keys.values() if key[1] == pid), None)
 
 
 def _first(own: Mapping[Key, LogEvent], roots: frozenset[Key]) -> tuple[frozenset[Key], str]:

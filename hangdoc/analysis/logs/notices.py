@@ -101,6 +101,7 @@ class NoticesJob:
     shared_memory_full_at: tuple[Suspect, ...] = ()
     worker_died: str | None = None
     worker_died_at: tuple[Suspect, ...] = ()
+    worker_killed: bool = False  # a line, of a rank or not, says that SIGKILL ended a data loader worker
     write_failed: str | None = None
     write_failed_at: tuple[Suspect, ...] = ()
     storage_full: str | None = None
@@ -173,6 +174,7 @@ class NoticesJob:
 
 KINDS = frozenset(field.name for field in fields(NoticesFacts))
 OF_HOST = frozenset({"node_failed", "daemon_lost"})  # they end every rank of a host
+_KILLED = "Killed"  # strsignal() of SIGKILL
 PAUSES = frozenset({"gc_pause"})  # the job goes on after them, and is slow
 
 
@@ -218,6 +220,7 @@ class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
                 suspects[kind] = dict.fromkeys(on_hosts(case, suspects[kind]))
         of_job: dict[str, Any] = {f"{kind}_at": tuple(found)[:MAX_SUSPECTS] for kind, found in suspects.items()}
         of_job["gc_paused_alone"] = len(case.ranks) > 1 and sum("gc_pause" in found for found in of_rank.values()) == 1
+        of_job["worker_killed"] = any(one.kind == "worker_died" and _KILLED in one.text for _, _, one in _notices(logs))
         of_job["throttled_ranks"] = sum("storage_throttled" in found for found in of_rank.values())
         return {key: NoticesFacts(**found) for key, found in of_rank.items()}, NoticesJob(**(of_job | texts))
 

@@ -75,9 +75,19 @@ def rendezvous_errors(logs: JobLogs) -> RendezvousErrors:
     if found.endpoint is None and (unresolved := _unresolved(logs)):
         found.endpoint = found.unattributed["unreached"] = unresolved
         found.unresolved = True
-        hosts = {host for host, event in logs.unattributed if event.kind == "unresolved"}
-        found.unresolved_on = known_host(hosts.pop()) if len(hosts) == 1 else None
+    found.unresolved_on = _unresolved_on(logs, found.endpoint)
     return found
+
+
+def _unresolved_on(logs: JobLogs, endpoint: str | None) -> str | None:
+    """The only host that did not resolve the name of the rendezvous address. None: none, several, or an unknown one."""
+    name = (endpoint or "").rpartition(":")[0]
+    hosts = {
+        host
+        for host, event in logs.unattributed
+        if event.kind == "unresolved" and event.fields.get("address", NAMELESS) in (name, NAMELESS, endpoint)
+    }
+    return known_host(hosts.pop()) if len(hosts) == 1 else None
 
 
 def _unresolved(logs: JobLogs) -> str | None:

@@ -197,13 +197,17 @@ def _far_slower(speeds: Mapping[str, int], slow: Sequence[str]) -> bool:
 
 
 def _mtu(logs: JobLogs) -> tuple[Sequence[str], str | None]:
-    """The hosts with another MTU; none if as many have one as the other, or if only two are known."""
+    """The hosts with another MTU. Of as many, or of two, those whose ports can do more; none if that is not known."""
     sizes = _comparable(_by_host(logs, "port_mtu", "mtu"))
     counts = Counter(sizes.values()).most_common(2)
     if len(counts) < 2:
         return [], None
-    usual = counts[0][0] if counts[0][1] > counts[1][1] and len(sizes) >= COMPARABLE_RANKS else None
-    other = [host for host, size in sizes.items() if usual is not None and size != usual]
+    if counts[0][1] > counts[1][1] and len(sizes) >= COMPARABLE_RANKS:
+        other = [host for host, size in sizes.items() if size != counts[0][0]]
+    else:
+        most = _comparable(_by_host(logs, "port_mtu", "most"))
+        lowered = sorted(host for host, size in most.items() if sizes[host] < size)
+        other = lowered if most.keys() == sizes.keys() != set(lowered) else []
     return other, _sides(sizes, "MTU {} on {}", other)
 
 

@@ -42,8 +42,10 @@ _BOLD = re.compile(r"(?<![\w*])\*\*(?=[^\s*])([^*\n]{1,2000}?)(?<=[^\s*])\*\*(?!
 _STARRED = re.compile(r"(\s*)(\*\*|`{1,2}|\*|_)(?!\2)(.*?)\2([:.,]?)\s*")
 _CELL = re.compile(r"^\s{0,3}<(?:pre|code|p|div|li|details|summary)>|</(?:pre|code|p|div|li|details|summary)>\s*$")
 
-_NUMBERED = re.compile(r"(?!\d{1,2}:\d\d:\d\d)(?!\d{4}-\d\d-\d\d)\s*(\d{1,9})(:|-)")  # grep -n
-_LISTED = re.compile(r"[ ]{0,8}(\d{1,9})(?:\t|[ ]{1,2}\t?|[ ]?[|\u2502] ?)(?=\S| |$)")  # cat -n, nl, an editor
+_NUMBERED = re.compile(  # grep -n; not a time, a date or a PCI address
+    r"(?!\d{1,2}:\d\d:\d\d)(?!\d{4}-\d\d-\d\d)(?!\d\d:[\da-f]{2}\.[0-7] )\s*(\d{1,9})(:|-)"
+)
+_LISTED = re.compile(r"[ ]{0,8}(\d{1,9})(?:\t|[ ]{1,2}\t?|[ ]?[|\u2502] ?)(?=[\S \t]|$)")  # cat -n, nl, an editor
 _FILE = (
     r"((?:[\w.@+~=-]{0,100}/){0,20}[\w.@+~=-]{1,200}?\.(?:log|txt|out|err|stdout|stderr|[ct]sv|jsonl)(?:\.\d{1,6})?)"
 )

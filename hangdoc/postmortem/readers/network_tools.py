@@ -137,6 +137,7 @@ _HOP = re.compile(
 )
 MAX_EVENTS = 2000
 MAX_ALIASES = 10_000
+_MAX_MTU = re.compile(r"\bmax_mtu:\s{1,24}(\d{3,5}) \(\d\)")  # ibv_devinfo
 _FACTOR = {"K": 0.001, "M": 1.0, "G": 1000.0}  # to Mbit/s
 
 
@@ -155,6 +156,7 @@ class _Reading:
     ports: bool = False  # the ports that a firewall lets in follow
     looped: tuple[str, ...] = ()  # hosts over which a loop of the shell runs
     measured: str = ""  # host to which iperf sends
+    max_mtu: str = ""  # of the RDMA port whose MTU follows
     pinged: list[tuple[str, int]] = field(default_factory=list)  # host and bytes of each ping whose result follows
     hop: tuple[str, int, float, str] | None = None  # the row above of mtr: its host, packets, percent lost, text
     events: list[tuple[str | None, LogEvent]] = field(default_factory=list)
@@ -320,6 +322,8 @@ def _port(reading: _Reading, host: str | None, text: str) -> None:
         reading.add(host, "port_speed", text, mbit=str(int(int(number) * _FACTOR[unit.upper()])))
     elif (found := _RATE.match(text)) and reading.device:
         reading.add(host, "port_speed", text, mbit=str(int(found[1]) * 1000), interface=reading.device)
+    if found := _MAX_MTU.search(text):
+        reading.max_mtu = found[1]
     if "mtu " in text and (found := _IP_LINK.search(text) or _IFCONFIG.search(text)):
         if not _INTERNAL.match(found[1]):
             reading.add(host, "port_mtu", text, interface=found[1], mtu=found[3])
@@ -327,7 +331,8 @@ def _port(reading: _Reading, host: str | None, text: str) -> None:
             if state:
                 reading.add(host, "port_state", text, interface=found[1], state=state)
     elif host is not None and (found := _BARE_MTU.search(text)):
-        reading.add(host, "port_mtu", text, mtu=found[1] or found[2])
+        most = {"most": reading.max_mtu} if found[2] and reading.max_mtu else {}
+        reading.add(host, "port_mtu", text, mtu=found[1] or found[2], **most)
     if "physical_state" in text and (found := _RDMA.search(text)):
         reading.add(host, "port_state", text, interface=found[1], state=found[2].lower())
     elif (found := _IB_STATE.match(text)) and reading.device:

@@ -169,6 +169,8 @@ class LogCollector:
         of_host = kind in OF_HOST or kind in HARDWARE or not GUARD.isdisjoint(fields)
         if of_host and line.host is None and line.rank is None:
             line.host = fields.get("host") or self._host_of(matched, line, match)
+            if kind == "unresolved" and line.host is None:
+                line.host = self._only_login(fields.get("address"))
             # With prompts of several hosts, a joined line may hide the one that counts.
             if kind == "port_in_use" and line.host and {*_LOGIN.findall(self.hosts.content)} - {line.host.encode()}:
                 line.host = None
@@ -304,6 +306,11 @@ class LogCollector:
         raw = matched.text
         at = raw.find(line.text)
         return host_in_front(raw, max(at, 0) + match.start()) or self.hosts.at(self.text_line)
+
+    def _only_login(self, other: str | None) -> str | None:
+        """The host of all prompts of a text, if it is not the `other` one."""
+        hosts = {found.decode("ascii") for found in _LOGIN.findall(self.hosts.content)}
+        return next(iter(hosts)) if len(hosts) == 1 and other not in hosts else None
 
     def _add_event(
         self, origin: LineOrigin, kind: str, text: str, matched: MatchedLine, line: Line, fields: Fields

@@ -2,7 +2,8 @@
 
 `2, 00000000:63:00.0` (nvidia-smi --query-gpu=index,pci.bus_id), `|   2  NVIDIA A100 On | 00000000:63:00.0 Off |`,
 `GPU 2: NVIDIA A100 (UUID: GPU-1be0...)` (nvidia-smi -L) with the kernel's `GPU at PCI:0000:63:00: GPU-1be0...`,
-`GPU[2] : PCI Bus: 0000:63:00.0` (rocm-smi --showbus), `| 2 | Name: ... |` above `PCI Bus ID: ...` (dcgmi discovery -l).
+`GPU[2] : PCI Bus: 0000:63:00.0` (rocm-smi --showbus), `| 2 | Name: ... |` above `PCI Bus ID: ...` (dcgmi discovery -l),
+`63:00.0 3D controller: NVIDIA Corporation GA100 (rev a1)` (lspci; CUDA numbers GPUs of one kind in this order).
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ _ENTRY = re.compile(r"\s{0,6}\|\s{0,4}(\d{1,2})\s{0,8}\|\s{0,4}Name:")
 _OF_ENTRY = re.compile(rf"PCI Bus ID\s{{0,4}}:\s{{0,4}}({_ADDRESS})")
 _LISTED = re.compile(r"\s{0,8}GPU (\d{1,2}): .{0,80}\(UUID: (GPU-[0-9a-f-]{8,40})\)")
 _OF_KERNEL = re.compile(rf"GPU at (?:PCI:)?({_ADDRESS}): (GPU-[0-9a-f-]{{8,40}})")
+LSPCI = re.compile(
+    rf"[\s>]{{0,8}}({_ADDRESS}) (?:VGA compatible controller|3D controller|Display controller|Processing accelerators)"
+    r"(?: \[\d{4}\])?: ((?:NVIDIA|Advanced Micro Devices)\b.{1,120}?)(?: \(rev \w\w\))?\s*$"
+)
 _NO_LIST = re.compile(
     r"\b(?:Xid|NVRM|pcieport|AER|mlx\d|busId|NIC|ethernet|InfiniBand|nvme)\b|(?<![\w:])\d\d:\d\d:\d\d"
 )
@@ -58,6 +63,7 @@ class BusList:
         self._text = text
         self._rows: list[tuple[str | None, str, int]] = []  # host, PCI bus and device, GPU
         self._listed: list[tuple[str | None, str, int]] = []  # host, UUID, GPU
+        self._by_bus: dict[str | None, dict[str, str]] = {}  # host -> PCI bus and device -> kind of GPU
         self._of_uuid: dict[str, str] = {}  # UUID -> PCI bus and device
         self._entry: int | None = None  # GPU that an entry of dcgmi describes
 
@@ -73,6 +79,9 @@ class BusList:
         elif self._entry is not None and (found := _OF_ENTRY.search(line)):
             self._rows.append((self._host(line, number), bus_of(found[1]), self._entry))
             self._entry = None
+        elif "controller: " in line or "accelerators: " in line:
+            if found := LSPCI.match(line):
+                self._by_bus.setdefault(self._host(line, number), {})[bus_of(found[1])] = found[2]
         elif ":" in line and _BUS.search(line) and not _NO_LIST.search(line):
             host = self._host(line, number)
             self._rows += [(host, bus, gpu) for bus, gpu in _gpus(line)]
@@ -84,6 +93,9 @@ class BusList:
         for host, uuid, gpu in self._listed:
             if uuid in self._of_uuid:
                 yield host, self._of_uuid[uuid], gpu
+        for host, kinds in self._by_bus.items():
+            if len(kinds) > 1 and len({*kinds.values()}) == 1:
+                yield from ((host, bus, gpu) for gpu, bus in enumerate(kinds))
 
     def _host(self, line: str, number: int) -> str | None:
         label = _HOST.match(line)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from hangdoc.postmortem.readers._placement.buses import LSPCI
+
 MAX_LINE = 400  # characters
 MAX_GPUS = 64  # of a host
 _GPU = (
@@ -40,6 +42,7 @@ class GpuUse:
     _listed: set[int] = field(default_factory=set)  # lengths of the lists that have ended
     _indices: set[int] = field(default_factory=set)  # of all rows
     _next: int = 0  # index that the next row of a list has
+    _listed_by_bus: int = 0  # GPUs that lspci lists
     _restricted: bool = False
 
     def feed(self, text: str) -> None:
@@ -49,13 +52,16 @@ class GpuUse:
         for found in _RESTRICTED.finditer(text) if "_DEVICE" in text else ():
             gpus = [int(gpu) for gpu in found["gpus"].split(",")] if found["gpus"] else []
             self._restricted = self._restricted or not gpus or gpus != list(range(len(gpus)))
+        if LSPCI.match(text):
+            self._listed_by_bus += 1
+            return
         row = _ROW.match(text)
         index = int(row["gpu"]) if row else None
         self._indices |= {index} if index is not None else set()
         if index == self._next < MAX_GPUS:
             self._next += 1
         elif not text.strip() or (index is not None and index != self._next - 1):
-            self._listed = self._lengths
+            self._listed |= {self._next} if self._next > 1 else set()
             self._next = int(index == 0)
 
     @property
@@ -73,4 +79,4 @@ class GpuUse:
     @property
     def _lengths(self) -> set[int]:
         """Of all lists, also of the one that goes on."""
-        return self._listed | {self._next} if self._next > 1 else self._listed
+        return self._listed | {count for count in (self._next, self._listed_by_bus) if count > 1}

@@ -16,7 +16,7 @@ MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB
 def test_every_fact_is_a_kind_of_the_catalogue() -> None:
     assert {pattern.kind for pattern in catalogue()} | {lock_listing.KIND} >= KINDS
     of_kinds = {f"{kind}{end}" for kind in KINDS for end in ("", "_at")}
-    assert set(NoticesJob.__dataclass_fields__) - of_kinds == {"gc_paused_alone", "throttled_ranks"}
+    assert set(NoticesJob.__dataclass_fields__) - of_kinds == {"gc_paused_alone", "throttled_ranks", "worker_killed"}
     assert of_kinds <= set(NoticesJob.__dataclass_fields__)
 
 

@@ -164,6 +164,24 @@ def test_visible_gpus_have_the_order_of_the_ranks(text: str, gpu: str, rank: int
     assert placement_of(text).rank_of_gpu(None, gpu) == rank
 
 
+GEFORCE = "VGA compatible controller: NVIDIA Corporation AD102 [GeForce RTX 4090] (rev a1)"
+
+
+@pytest.mark.parametrize(
+    ("launch", "kinds", "rank"),
+    [
+        ("torchrun --standalone --nproc_per_node=3 t.py", [GEFORCE] * 3, 1),
+        ("torchrun --standalone --nproc_per_node=2 t.py", [GEFORCE] * 3, None),  # which two?
+        ("torchrun --nnodes 2 --nproc_per_node=3 t.py", [GEFORCE] * 3, None),  # of which host?
+        # CUDA begins with the fastest kind.
+        ("torchrun --standalone --nproc_per_node=3 t.py", [GEFORCE, GEFORCE, GEFORCE.replace("4090", "4060")], None),
+    ],
+)
+def test_lspci_lists_the_gpus_in_the_order_of_their_numbers(launch: str, kinds: list[str], rank: int | None) -> None:
+    rows = [f"{bus}:00.0 {kind}" for bus, kind in zip(("17", "62", "d8"), kinds, strict=True)]
+    assert placement_of("\n".join([launch, *rows])).rank_of_gpu(None, "0000:62:00.0") == rank
+
+
 def test_launch_options_place_no_rank() -> None:
     text = "2 nodes, torchrun --nnodes 2 --nproc-per-node 4, tr-a is node_rank 0, tr-b is node_rank 1"
     assert placement_of(text).hosts == dict.fromkeys(range(4), "tr-a") | dict.fromkeys(range(4, 8), "tr-b")

@@ -76,6 +76,7 @@ def test_damaged_archive(name: str, tmp_path: Path) -> None:
         list(READERS[name].read(source(file), ReadContext(lambda text: None)))
 
 
+@pytest.mark.slow("20 MB through every reader")
 @pytest.mark.parametrize("name", [name for name in READERS if name not in ("recording",)])
 def test_a_line_of_20_megabytes(name: str, tmp_path: Path) -> None:
     file = tmp_path / "dump.txt"
