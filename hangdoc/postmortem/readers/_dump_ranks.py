@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from hangdoc.evidence import Stack, Stacks
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS, examined_rank, ranks_in_order
+from hangdoc.postmortem.readers._owner_hints import LOCAL_PIDS
 from hangdoc.postmortem.readers._pasted_text import ParserFactory, parse_channels
 from hangdoc.postmortem.readers._placement.placement import Placement
+from hangdoc.postmortem.readers._stated_ranks import examined_rank, ranks_in_order
 from hangdoc.postmortem.readers._text_source import TextSource, placement_in
 from hangdoc.postmortem.readers._torchrun import process_of
 

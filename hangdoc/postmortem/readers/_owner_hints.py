@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from hangdoc.evidence.pieces import ProcessRef
 from hangdoc.postmortem.readers._elided import elision
 from hangdoc.postmortem.readers._host_names import (
-    MAX_LINES,
     NAME,
     Prompt,
     as_rank,
@@ -27,7 +26,7 @@ MAX_HEADING = 200  # characters of a heading
 MAX_PROSE = 1_000  # characters of a line of prose
 LOCAL_PIDS = -(10**5)  # stands for the PID of GPU 0 of a host, below it those of its other GPUs
 
-_RANK = re.compile(  # `rank 3`, `global_rank=3`, `local rank 0 (global 8)`, `SLURM_PROCID=3`
+RANK = re.compile(  # `rank 3`, `global_rank=3`, `local rank 0 (global 8)`, `SLURM_PROCID=3`
     r"(?<![A-Za-z_])(?:(?:(?:(?:global|world|OMPI_COMM_WORLD|MV2_COMM_WORLD|PMIX?)[ _-]?)?rank|(?:SLURM_)?procid)"
     r"[\s:=#_-]{0,4}|(?<=\()global[ :=]{1,3})"
     r"(\d{1,6})(?!\d)",
@@ -38,7 +37,7 @@ _RANKS = re.compile(
     r"(\d{1,6}(?:\s{0,2}(?:,(?: and)?|and|&|-|\u2013|to|through|thru|\.\.)\s{0,2}(?:rank )?\d{1,6}){1,64})(?![\w.])",
     re.IGNORECASE,
 )
-_OTHER_RANK = re.compile(
+OTHER_RANK = re.compile(
     r"(?:local|node|group)[ _-]?rank[\s:=#_-]{0,4}\d{1,6}|world[ _-]?size[\s:=]{0,3}\d{1,6}|(?<=\d)\s?(?:/"
     r"|of)\s?\d{1,6}\b",
     re.IGNORECASE,
@@ -200,20 +199,10 @@ _NOTE = re.compile(  # behind ranks: `(all the same)`
     r"(?![^()\[\]\n]*\d)[^()\[\]\n]{1,60}[)\]](?=[\s:*_`-]*$)",
     re.IGNORECASE,
 )
-# The processes of a text and their ranks, in the same order: `pids are rank 0,1,2,3 in that order`, `in rank order`.
-_IN_ORDER = re.compile(
-    r"\branks?[\s:=]{1,3}(?P<ranks>\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to|\.\.) ?(?:rank )?\d{1,6}){1,64})[,;)]? ?"
-    r"\(?(?:respectively\b|in (?:(?:exactly )?(?:that|this|the same|ascending) )?order\b(?! (?:to|that|of)\b))"
-    r"|\b(?:in|by) (?:the order of )?(?:(?:their|the) )?ranks?\b(?=[ -]order\b|[.):]?\s*$)"
-    r"|\b(?:in order of|(?:sorted|ordered) by) (?:(?:their|the|global) )?ranks?\b"
-    r"|\border of (?:the )?(?:pids?|process(?:es)?|dumps?|stacks?) ?(?:=|is|:|follows) ?(?:that of )?(?:the )?"
-    r"(?:local[_ ])?ranks?\b",
-    re.IGNORECASE | re.MULTILINE,
-)
-_DEBUGGER = re.compile(
+DEBUGGER = re.compile(
     r"\b(?:c?gdb|lldb|py-?spy|py-?stack|p-?stack|g-?stack|eu-stack|debugger|backtrace)\b", re.IGNORECASE
 )
-_SENTENCE = re.compile(r"[.;!?] ")
+SENTENCE = re.compile(r"[.;!?] ")
 _CLAUSE = re.compile(r"[.;:] |\((?=ranks?\b)", re.IGNORECASE)
 _SPOKE = re.compile(r"\s{0,8}\[r(?:ank[ _:-]{0,2})?(\d{1,6})\][ :]", re.IGNORECASE)  # a line of this rank's own output
 # Behind a command: `py-spy dump -p 811  # rank 5`, `py-spy dump -p 811   (LOCAL_RANK=3)`
@@ -297,7 +286,7 @@ class OwnerHints:
     def observe_command(self, command: str) -> None:
         """The rank in a comment behind the command line of a process: `python train.py  # rank 3`."""
         comment = _COMMENT_OF_COMMAND.search(command[-400:])
-        if comment and (rank := _RANK.search(_OTHER_RANK.sub(" ", comment[0]))):
+        if comment and (rank := RANK.search(OTHER_RANK.sub(" ", comment[0]))):
             self.rank = int(rank[1])
 
     def observe(self, text: str) -> None:
@@ -384,7 +373,7 @@ class OwnerHints:
             return
         if title := _TITLE.fullmatch(text):
             name = _ENDING.sub("", title[1] or title[2])
-            if not _RANK.search(name) and not _LOCAL.search(name) and _may_be_host(name):
+            if not RANK.search(name) and not _LOCAL.search(name) and _may_be_host(name):
                 self.host, self.updated = name, True
                 return
         if ruled := between_rulers(*before, text):
@@ -416,8 +405,8 @@ class OwnerHints:
                 self._list(item.pid, item.rank)
         rank = as_rank(prompt.name) if prompt.name else None
         comment = _COMMENT.search(prompt.command)
-        if comment and rank is None and (said := _RANK.search(_OTHER_RANK.sub(" ", comment[0]))):
-            rank = int(said[1]) if not _several(comment[0]) else None
+        if comment and rank is None and (said := RANK.search(OTHER_RANK.sub(" ", comment[0]))):
+            rank = int(said[1]) if not several_ranks(comment[0]) else None
         local = _LOCAL.search(comment[0]) if comment and rank is None else None
         if comment and (alike := _ALIKE_PIDS.search(comment[0])) and (own := _PID_OPTION.search(prompt.command)):
             self._add_twins(alike[1], int(own[1]))
@@ -427,7 +416,7 @@ class OwnerHints:
         self._environ = int(environ[1] or -1) if environ else None
         pid, option = _PID.search(prompt.command), _PID_OPTION.search(prompt.command)
         known = option is not None and (int(option[1]) in self.listed or int(option[1]) in self.parents)
-        examined = option is not None and _DEBUGGER.search(prompt.command) is not None
+        examined = option is not None and DEBUGGER.search(prompt.command) is not None
         if (pid is None and known) or (local and examined):
             pid = option
         elif option is not None and examined and self.pid not in (None, int(option[1])):
@@ -463,8 +452,8 @@ class OwnerHints:
 
     def _observe_same(self, front: str, rank: int) -> None:
         """Ranks of which the text only says that their stack is that of another one."""
-        alone = _RANK.search(front)
-        others = _several(front) or ((int(alone[1]),) if alone else ())
+        alone = RANK.search(front)
+        others = several_ranks(front) or ((int(alone[1]),) if alone else ())
         if others and rank not in others:
             known = self.companions.get(rank, ())
             self.companions[rank] = (*known, *others)[:MAX_COMPANIONS]
@@ -516,16 +505,16 @@ class OwnerHints:
     def _observe_labels(self, text: str) -> bool:
         """True if a line names the process of the next dump."""
         text = _ACTOR.sub(lambda found: f" pid {found[1]}" + (f" on {found[2]} " if found[2] else " "), text, count=1)
-        rest = _OTHER_RANK.sub(" ", text)
+        rest = OTHER_RANK.sub(" ", text)
         rest = _NOTE.sub(" ", rest, count=1)
         these = _AND_THESE.search(rest)
         rest = _PIDS.sub(" ", _AND_THESE.sub(" ", rest, count=1), count=1)
-        several = _several(rest)
-        rank, pid = _RANK.search(rest), _PID.search(rest)
+        several = several_ranks(rest)
+        rank, pid = RANK.search(rest), _PID.search(rest)
         local = _LOCAL.search(text) if rank is None and not several else None
         if rank is None and pid is None and local is None and not several:
             return False
-        rest = _RANKS.sub(" ", rest, count=1) if several else _RANK.sub(" ", rest, count=1)
+        rest = _RANKS.sub(" ", rest, count=1) if several else RANK.sub(" ", rest, count=1)
         rest = _PID.sub(" ", _LOCAL.sub(" ", rest, count=1) if local else rest, count=1)
         host = _HOST.search(rest)
         rest = _FILLER_WORDS.sub(" ", _HOST.sub(" ", rest, count=1))
@@ -555,7 +544,7 @@ class OwnerHints:
 
     def _observe_end(self, text: str) -> None:
         """The ranks that the last sentence of a line of prose announces."""
-        last = _SENTENCE.split(text)[-1] if len(text) <= MAX_PROSE else ""
+        last = SENTENCE.split(text)[-1] if len(text) <= MAX_PROSE else ""
         if len(last) <= MAX_HEADING:
             self._observe_clause(last)
 
@@ -581,46 +570,16 @@ class OwnerHints:
 
     def _is_heading(self, text: str, rest: str, words: list[str]) -> bool:
         """True if a line of several words announces the stack of one process."""
-        if len(words) > 12 or _RANK.search(rest) or _LOGGED.search(text):
+        if len(words) > 12 or RANK.search(rest) or _LOGGED.search(text):
             return False
         announces = text.rstrip(" *_`").endswith((":", "->", "=>")) or _DECORATED.fullmatch(text) is not None
         return announces and any((_LEAD.match(text), _ALIKE_AT_END.search(text), _RANKS_AT_END.search(text)))
 
 
-def _several(text: str) -> tuple[int, ...]:
+def several_ranks(text: str) -> tuple[int, ...]:
     """The ranks in `Ranks 0, 2-4`, if there are several."""
     found = _RANKS.search(text)
     return listed_numbers(found[1], MAX_COMPANIONS) if found else ()
-
-
-def ranks_in_order(text: str, processes: int) -> tuple[int, ...]:
-    """The ranks of so many processes, in the order in which a text shows them, as it says. Empty: it does not say."""
-    found = {
-        listed_numbers(match["ranks"].replace("rank ", ""), MAX_COMPANIONS)
-        if match["ranks"]
-        else tuple(range(processes))
-        for match in _IN_ORDER.finditer(text)
-        if "reverse" not in match[0]
-    }
-    ranks = found.pop() if len(found) == 1 else ()
-    return ranks if len(ranks) == processes else ()
-
-
-def examined_rank(text: str) -> int | None:
-    """The only rank of which sentences say that a debugger was used on it. None: none, or several.
-
-    `py-spy on rank 2 shows`, `rank 5 never got there, so I attached gdb to it`. A sentence about several ranks counts
-    for none.
-    """
-    found: set[int] = set()
-    for line in text.split("\n", MAX_LINES)[:MAX_LINES]:
-        if len(line) > MAX_PROSE or not _DEBUGGER.search(line) or not _RANK.search(line):
-            continue
-        for sentence in _SENTENCE.split(line):
-            if not _DEBUGGER.search(sentence) or _several(sentence):
-                continue
-            found |= {int(one[1]) for one in _RANK.finditer(_OTHER_RANK.sub(" ", sentence))}
-    return found.pop() if len(found) == 1 else None
 
 
 def _may_be_host(word: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hangdoc.evidence.pieces import ProcessRef
-from hangdoc.postmortem.readers._owner_hints import MAX_ABOVE, OwnerHints, examined_rank, ranks_in_order
+from hangdoc.postmortem.readers._owner_hints import MAX_ABOVE, OwnerHints
 
 # A line above a dump -> its process.
 PROCESSES = {
@@ -60,33 +60,3 @@ def test_a_debugger_of_another_process_than_that_of_the_heading(examined: int, r
     for text in ("RANK 1 (pid 40111)", "    get (queue.py:180)", f"$ gdb -p {examined} -batch -ex bt"):
         hints.observe(text)
     assert hints.take() == ProcessRef(rank, None, examined)
-
-
-@pytest.mark.parametrize(
-    ("text", "rank"),
-    [
-        ("0 and 1 wait. py-spy on rank 2 says `active+gil` every time. gdb on it:", 2),
-        ("only rank 5 never got there, so I attached gdb to it:", 5),
-        ("`gdb -p 77 -batch` for rank 1:", 1),
-        ("py-spy on rank 3 fails, so here is rank 0 from gdb:", None),
-        ("ranks 0-3 in gdb:", None),
-        ("rank 2 is late, no idea why", None),
-    ],
-)
-def test_rank_on_which_a_debugger_was_used(text: str, rank: int | None) -> None:
-    assert examined_rank(text) == rank
-
-
-@pytest.mark.parametrize(
-    ("text", "ranks"),
-    [
-        ("Order of pids = LOCAL_RANK 0..3", (0, 1, 2, 3)),
-        ("stacks below, in rank order", (0, 1, 2, 3)),
-        ("ranks 4, 5, 6 and 7 in that order", (4, 5, 6, 7)),
-        ("ranks 0 and 1 in that order", ()),
-        ("in the order of the reverse ranks", ()),
-        ("the order of pids is random", ()),
-    ],
-)
-def test_the_order_in_which_a_text_shows_its_ranks(text: str, ranks: tuple[int, ...]) -> None:
-    assert ranks_in_order(f"{text}\n", 4) == ranks
