@@ -72,6 +72,7 @@ GROUPS = (
     "fortyseventh",
     "fortyninth",
     "fortyeighth",
+    "fiftieth",
 )
 CLASSES = (
     "collective_wait",
