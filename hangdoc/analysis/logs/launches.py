@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
-from hangdoc.analysis.logs.log_events import job_logs, known_host
+from hangdoc.analysis.logs.log_events import JobLogs, job_logs, known_host
 from hangdoc.analysis.ranks.host_ranks import ranks_per_host
 from hangdoc.analysis.thresholds import COMPARABLE_RANKS
 from hangdoc.evidence.limits import parse_count
@@ -48,6 +48,8 @@ class LaunchesDetector(Detector[object, LaunchesJob]):
         logs = job_logs(case)
         events = list(logs.all(KIND)) if logs else []
         by_owner = {event.fields["owner"]: event.fields for event in events if "owner" in event.fields}
+        if told := _told_apart(logs) if logs else None:
+            return {}, LaunchesJob(told)
         if len(by_owner) < 2 or any("ambiguous" in event.fields for event in events):
             return {}, LaunchesJob()
         if len({fields["script"] for fields in by_owner.values() if "script" in fields}) > 1:
@@ -57,6 +59,15 @@ class LaunchesDetector(Detector[object, LaunchesJob]):
         found = _all_apart(by_owner) or next(_differences(by_owner), None) or _own_numbers(by_owner)
         found = found or _own_store(by_owner) or _strays(by_owner) or _all_local(by_owner, ranks_per_host(case))
         return {}, found or LaunchesJob()
+
+
+def _told_apart(logs: JobLogs) -> str | None:
+    """What NCCL says of the settings of its processes, when the first of them counts the others (src/bootstrap.cc)."""
+    for event in logs.all("told_sizes"):
+        return f"one process told NCCL of {event.fields['size_a']} ranks, and another of {event.fields['size_b']}"
+    for event in logs.all("told_twice"):
+        return f"two processes came to NCCL as rank {event.fields['reporter']} of {event.fields['size']}"
+    return None
 
 
 def _all_apart(by_owner: Mapping[str, Settings]) -> LaunchesJob | None:

@@ -320,7 +320,7 @@ def _without_files(lines: list[TextLine]) -> list[TextLine]:
         text = line.text
         if match := _SECTION.fullmatch(text):
             section = _file_prefix(match[1]) if _TORCHRUN.search(match[1]) or _OF_LINES.search(match[1]) else ""
-        elif (match := _IN_FILE.match(text)) and not _OF_FILE.match(text, match.end()):
+        elif (match := _IN_FILE.match(text)) and match.end() < len(text) and not _OF_FILE.match(text, match.end()):
             text = _prefixed(_file_prefix(match[1]), text[match.end() :])
         elif section and _NEXT_COMMAND.match(text):
             section = ""

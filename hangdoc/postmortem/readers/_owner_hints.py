@@ -92,6 +92,12 @@ _LOG_TITLE = re.compile(
     r"\))?\s*",
     re.IGNORECASE,
 )
+# Names of logs above the stack that is in all of them: `r1.err, r2.err and r3.err:`
+_LOG_NAMES = re.compile(
+    r"\s{0,4}(?P<stem>r|g|p|rk|rank|gpu)[._-]?\d{1,5}\.(?P<end>txt|log|out|err|dump)"
+    r"(?:(?:,(?: and)?|and| and| ?&) ?(?P=stem)[._-]?\d{1,5}\.(?P=end)){0,64}(?: \([^()\n]{1,40}\))?\s?:\s*",
+    re.IGNORECASE,
+)
 # What a script that folds equal stacks prints above each: `== group A: 7 of 8 ranks  [0 1 2 3 4 6 7] ==`
 _FOLDED = re.compile(
     r"\s{0,4}[=\-#*]{2,8}[^\n\[\]()]{0,60}\branks?\b[\s:=]{0,4}[\[(]\s?(?P<ranks>\d{1,6}(?:[ ,]{1,3}\d{1,6}){0,256})"
@@ -311,8 +317,11 @@ class OwnerHints:
             self._since = 0
             return
         if title := _LOG_TITLE.fullmatch(text):
-            these = ", ".join(re.findall(r"\d+", title["these"] or ""))
-            text = f"== rank {title['rank']} ==" if not these else f"== rank {title['rank']} ({these} the same) =="
+            same = ", ".join(re.findall(r"\d+", title["these"] or ""))
+            text = f"== rank {title['rank']} ({same} the same) ==" if same else f"== rank {title['rank']} =="
+        elif _LOG_NAMES.fullmatch(text):
+            these = re.findall(r"\d+(?=\.[a-z])", text, re.IGNORECASE)
+            text = f"== rank {these[0]} ==" if len(these) == 1 else f"== ranks {', '.join(these)} =="
         if self._parent is not None and (child := _CHILD.fullmatch(text)):
             if len(self.parents) < MAX_COMPANIONS:
                 self.parents[int(child[1])] = self._parent

@@ -187,7 +187,7 @@ _NOTED = re.compile(  # other headings: `[gn07] ranks 4,5 (all the same)`, `pid 
 def _frame(text: str) -> tuple[str, str] | None:
     """The function of a frame, and the content of its last balanced parentheses."""
     text = _REMARK.sub(r"\1", text.strip())
-    if not text.endswith(")") or len(text) > 8192 or _OWNER.search(text) or _NOTED.fullmatch(text):
+    if not text.endswith(")") or text[0] in "#=*" or len(text) > 8192 or _OWNER.search(text) or _NOTED.fullmatch(text):
         return None
     depth = 0
     for at in range(len(text) - 1, 0, -1):

@@ -53,6 +53,12 @@ _GPU_ROW = re.compile(
     re.MULTILINE,
 )
 _LOGIN = re.compile(rb"(?<![\w.@-])[\w.-]{1,32}@([\w-]{1,63})(?=[ :])")  # of a prompt
+OF_ANY_PROGRAM = frozenset({"port_in_use"})  # kinds that a web server prints as well
+_OF_JOB = re.compile(
+    r"torch|\brank|server socket|nccl|gloo|rdzv|rendezvous|master_|c10d|deepspeed|accelerate|lightning|megatron|horovod|mpi(?:run|exec)"
+    r"|srun|sbatch|\bray\b|distributed|\bjax\b|launch",
+    re.IGNORECASE,
+)
 OF_PORT = frozenset({"ib_event", "port_event"})  # kinds about a network port, which all ranks of a host share
 AT_PEER = ("peer", "address", "mac", "lid", "efa")  # fields with an address of a peer
 # Kinds of which people show the line of one rank, and say which ranks print the same.
@@ -150,6 +156,7 @@ class LogCollector:
         head = source.head_text
         self.size = max((int(found[1]) for size in _SIZES for found in size.finditer(head)), default=None)
         self.versions = {name: found[1] for name, version in _VERSIONS if (found := version.search(head))}
+        self._head_of_job = _OF_JOB.search(head) is not None
 
     @property
     def placement(self) -> Placement:
@@ -164,7 +171,7 @@ class LogCollector:
     def add(self, kind: str, matched: MatchedLine, line: Line, match: re.Match[str]) -> None:
         """Record a line that matches a pattern."""
         fields = {name: value.strip() for name, value in match.groupdict().items() if value}
-        if self._is_start(kind, fields):
+        if self._is_start(kind, fields) or (kind in OF_ANY_PROGRAM and not self._is_of_job(matched)):
             return
         of_host = kind in OF_HOST or kind in HARDWARE or not GUARD.isdisjoint(fields)
         if of_host and line.host is None and line.rank is None:
@@ -306,6 +313,10 @@ class LogCollector:
         raw = matched.text
         at = raw.find(line.text)
         return host_in_front(raw, max(at, 0) + match.start()) or self.hosts.at(self.text_line)
+
+    def _is_of_job(self, matched: MatchedLine) -> bool:
+        """True if the text, or what is around a line, has a word of distributed training."""
+        return self._head_of_job or any(map(_OF_JOB.search, (matched.text, *matched.before(40), *matched.after(20))))
 
     def _only_login(self, other: str | None) -> str | None:
         """The host of all prompts of a text, if it is not the `other` one."""

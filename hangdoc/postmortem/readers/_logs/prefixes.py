@@ -65,6 +65,7 @@ _LABEL = re.compile(r" {0,6}(?!\d\d:\d\d)(?P<rank>\d{1,6}): ?")  # srun --label
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _OF_STEP = re.compile(r"\b(?:it|iter|iteration|step|batch|epoch|loss)\b")
 _TASK = re.compile(_LABEL.pattern.replace("rank", "node"))  # the same, of a task that starts the ranks of its node
+_OF_NCCL = re.compile(r"[\w.-]{1,100}:(?P<pid>\d{1,9}):\d{1,9} \[\d{1,3}\] ")
 _OF_TORCHRUN = re.compile(
     r"torch/distributed/(?:run|elastic/agent/server/api|elastic/multiprocessing/api)\.py:\d+\]"
     r"|:torch\.distributed\.(?:run|elastic\.agent\.server\.(?:local_elastic_)?(?:api|agent)|elastic\.multiprocessing\.api):"
@@ -110,7 +111,7 @@ class PrefixStyle:
     """Prefix conventions of a whole file, which a single line cannot reveal."""
 
     labels: bool = False  # srun --label: "3: text"
-    tasks: bool = False  # the same, and the tasks are torchrun's launchers: the label is not a rank
+    tasks: bool = False  # the same, and each task is that of a node, as of torchrun: the label is not a rank
     hosts: bool = False  # "node01: text"
     brackets: bool = False  # "[3] text"
     sizes: bool = False  # icefall: "[train.py:581] (0/4) text", rank and world size
@@ -124,12 +125,21 @@ def prefix_style(head: str, written: float) -> PrefixStyle:
     many = max(3, len(lines) * 0.6)
     at = datetime.fromtimestamp(max(written, 0.0), timezone.utc)
     labels = sum(bool(_LABEL.match(line)) for line in lines) >= many or _has_labelled_block(lines)
-    tasks = labels and any(_OF_TORCHRUN.search(line) for line in lines if _LABEL.match(line))
+    tasks = labels and (any(_OF_TORCHRUN.search(line) for line in lines if _LABEL.match(line)) or _are_nodes(lines))
     hosts = [match["host"] for line in lines if (match := HOST_LABEL.match(line))]
     named = len(hosts) >= many and len(set(hosts)) <= len(hosts) / 2
     bracketed = [match for line in lines if (match := _BRACKETED.match(line))]
     brackets = bool(bracketed) and all(match["rank"] == match["own"] for match in bracketed)
     return PrefixStyle(labels, tasks, named, brackets, _has_sizes(lines), at.year, at.month)
+
+
+def _are_nodes(lines: Sequence[str]) -> bool:
+    """True if several processes of NCCL write behind one label."""
+    processes: dict[str, set[str]] = {}
+    for line in lines:
+        if (label := _LABEL.match(line)) and (member := _OF_NCCL.match(line, label.end())):
+            processes.setdefault(label["rank"], set()).add(member["pid"])
+    return any(len(pids) > 1 for pids in processes.values())
 
 
 def _has_sizes(lines: Sequence[str]) -> bool:
