@@ -317,8 +317,8 @@ class OwnerHints:
             self._since = 0
             return
         if title := _LOG_TITLE.fullmatch(text):
-            same = ", ".join(re.findall(r"\d+", title["these"] or ""))
-            text = f"== rank {title['rank']} ({same} the same) ==" if same else f"== rank {title['rank']} =="
+            others = ", ".join(re.findall(r"\d+", title["these"] or ""))
+            text = f"== rank {title['rank']} ({others} the same) ==" if others else f"== rank {title['rank']} =="
         elif _LOG_NAMES.fullmatch(text):
             these = re.findall(r"\d+(?=\.[a-z])", text, re.IGNORECASE)
             text = f"== rank {these[0]} ==" if len(these) == 1 else f"== ranks {', '.join(these)} =="
