@@ -201,6 +201,14 @@ def test_without_the_header(tmp_path: Path) -> None:
     assert who(text("pyspy", tmp_path, "rank 5\n" + THREAD.format(tid="0x7FB32C636B80"))) == [(5, None, None)]
 
 
+def test_a_heading_that_ends_in_parentheses_is_no_frame(tmp_path: Path) -> None:
+    found = text(
+        "pyspy", tmp_path, f"#### rank 0\n{one(77)}#### rank 1 (not dumped, same as before / after)\n{one(78)}"
+    )
+    assert who(found) == [(0, None, 77), (1, None, 78)]
+    assert [len(stacks(piece).threads[0].frames) for piece in found] == [len(stacks(found[0]).threads[0].frames)] * 2
+
+
 def test_workers_belong_to_their_rank(tmp_path: Path) -> None:
     loop = "    _worker_loop (torch/utils/data/_utils/worker.py:252)\n    main (train.py:8)\n"
     worker = f'Thread 99 (idle): "MainThread"\n{loop}'
