@@ -64,8 +64,9 @@ def negated(test: str) -> str:
     if compared:
         left, operator, right = compared.groups()
         return f"{left} {OPPOSITE[operator]} {right}"
-    inverted = re.fullmatch(r"not ([\w.]+(?:\(\))?)", test)
-    return inverted.group(1) if inverted else f"not ({test})"
+    # `not` binds weaker than a comparison, and stronger than these words.
+    inverted = test.startswith("not ") and not re.search(r"\b(?:and|or|if|for|lambda|not)\b", test[4:])
+    return test[4:].strip() if inverted else f"not ({test})"
 
 
 def names(test: str) -> list[str]:

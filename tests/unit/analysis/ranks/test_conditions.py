@@ -64,6 +64,8 @@ def test_without_the_peers_variables_numbers_are_unknown() -> None:
         ("rank is not None", "rank is None"),
         ("not self.is_main_process", "self.is_main_process"),
         ("is_main()", "not (is_main())"),
+        ("not math.isfinite(loss.item())", "math.isfinite(loss.item())"),
+        ("not a and b", "not (not a and b)"),
         ("rank > 0 and step", "not (rank > 0 and step)"),
         ("a == b != c", "not (a == b != c)"),
     ],
