@@ -73,6 +73,7 @@ GROUPS = (
     "fortyninth",
     "fortyeighth",
     "fiftieth",
+    "fiftyfirst",
 )
 CLASSES = (
     "collective_wait",
