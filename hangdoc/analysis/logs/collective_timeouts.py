@@ -293,6 +293,12 @@ def call_mismatches(logs: JobLogs, groups: Sequence[Group]) -> Iterator[CallMism
             for rank in range(min(other, MAX_COMPARED)):
                 calls.setdefault(rank, calls[speaker])
                 sequences.setdefault(rank, sequences[speaker])
+    # In detail, each rank also logs its own call before the check.
+    for event in logs.all("fingerprint") if calls else ():
+        if event.fields["sequence"] in sequences.values() and (rank := number(event, "reporter")) is not None:
+            shape = {f"{name}_a": event.fields[name] for name in ("shape", "dtype") if name in event.fields}
+            calls.setdefault(rank, (event.fields["op"], _shape(shape, "a", typed)))
+            sequences.setdefault(rank, event.fields["sequence"])
     found = list(_mismatch(calls))
     if not found and "" not in sequences.values():  # the same call, one of a rank that left out an earlier one
         found = list(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -19,6 +19,7 @@ from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._host_names import prompt_of
 from hangdoc.postmortem.readers._pasted_text import text_lines
 from hangdoc.postmortem.readers._shell_loops import shell_loop
+from hangdoc.postmortem.readers._text_source import TextSource, text_source
 
 _NAME = r"[A-Za-z0-9][\w.-]{0,80}"
 _ADDRESS = r"\d{1,3}(?:\.\d{1,3}){3}"
@@ -106,7 +107,7 @@ OPENING = re.compile(
     r"|/sys/class/net/[^/\s]{1,40}/(?:mtu|speed)\b"
     r"|\bethtool (?:-S|--statistics) [a-z]|torch\.__version__|query-gpu=driver_version|\bibstat(?:us)?\b.*\b[Rr]ate\b"
     r"|\bPING \S{1,80} \(|\bLoss%\s{1,8}Snt\s{1,8}Last\b"
-    r"|\bfirewall-cmd\b.{0,80}--list-ports\b|\bport \d ==> \S{1,40} \((?:Up|Down)\)",
+    r"|\] succeeded!|\(tcp\) failed: |\bfirewall-cmd\b.{0,80}--list-ports\b|\bport \d ==> \S{1,40} \((?:Up|Down)\)",
 )
 _FILE = re.compile(r"\.(?:py|sh|cc|cpp|log|txt|md|ya?ml|json)$")
 # Interfaces that carry no traffic between hosts.
@@ -137,6 +138,11 @@ _HOP = re.compile(
 )
 MAX_EVENTS = 2000
 MAX_ALIASES = 10_000
+_TRIED = re.compile(  # nc of OpenBSD
+    r"\bConnection to (?P<open>[\w.:-]{1,80})(?: \([\w.:-]{1,80}\))? (?P<open_port>\d{1,5}) port \[tcp/\S{1,40}\] succ"
+    r"|\bnc: connect to (?P<shut>[\w.:-]{1,80})(?: \([\w.:-]{1,80}\))? port (?P<shut_port>\d{1,5}) \(tcp\) failed: "
+    r"(?:No route to host|(?:Connection|Operation) timed out)"
+)
 _MAX_MTU = re.compile(r"\bmax_mtu:\s{1,24}(\d{3,5}) \(\d\)")  # ibv_devinfo
 _FACTOR = {"K": 0.001, "M": 1.0, "G": 1000.0}  # to Mbit/s
 
@@ -146,6 +152,7 @@ class _Reading:
     """The state while a text is read."""
 
     source: str
+    host_of: Callable[[str], str | None] = lambda address: None  # the host of an address, as the text states it
     host: str | None = None  # of the lines that follow
     only: str | None = None  # host of a text that names one in a sentence
     device: str = ""  # of ibstat
@@ -156,6 +163,7 @@ class _Reading:
     ports: bool = False  # the ports that a firewall lets in follow
     looped: tuple[str, ...] = ()  # hosts over which a loop of the shell runs
     measured: str = ""  # host to which iperf sends
+    tried: dict[str, dict[bool, tuple[str, str]]] = field(default_factory=dict)  # address -> open? -> port, line of nc
     max_mtu: str = ""  # of the RDMA port whose MTU follows
     pinged: list[tuple[str, int]] = field(default_factory=list)  # host and bytes of each ping whose result follows
     hop: tuple[str, int, float, str] | None = None  # the row above of mtr: its host, packets, percent lost, text
@@ -190,6 +198,7 @@ class NetworkToolsReader:
         "bits/sec",
         "reject-with",
         "firewall-cmd",
+        "(tcp) failed: ",
         "hook input priority",
         "PROTO=TCP",
         "nvidia-nccl-cu",
@@ -202,8 +211,10 @@ class NetworkToolsReader:
         return bool(OPENING.search(source.head_text))
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
-        reading = _Reading(source.name)
-        for text in chain(text_lines(source, context), [""]):  # an empty line ends a table
+        reading, cleaned = _Reading(source.name), text_source(source, context)
+        if isinstance(cleaned, TextSource):
+            reading.host_of = cleaned.addresses.host_of
+        for text in chain(text_lines(cleaned, context), [""]):  # an empty line ends a table
             if len(text) <= 1000:
                 _read_line(reading, text)
         _add_unsigned_version(reading)
@@ -260,6 +271,7 @@ def _read_line(reading: _Reading, text: str) -> None:
         _version(reading, host, rest)
     _path(reading, text)
     _firewall(reading, text)
+    _tried_ports(reading, text)
 
 
 def _pinged(text: str, looped: Sequence[str]) -> Iterator[tuple[str, int]]:
@@ -418,6 +430,20 @@ def _firewall(reading: _Reading, text: str) -> None:
         reading.add(host, "firewall_rejects", text, port=found[3])
     elif (_RULE.match(text) or _NFT_RULE.search(text)) and reading.host:
         reading.add(reading.host, "firewall_rejects", text)
+
+
+def _tried_ports(reading: _Reading, text: str) -> None:
+    """nc(1): where one port of a host is open, and another gives no route to the host, its firewall rejects it."""
+    found = _TRIED.search(text)
+    if found is None or len(reading.tried) >= MAX_ALIASES:
+        return
+    address = found["open"] or found["shut"]
+    seen = reading.tried.setdefault(address, {})
+    seen[found["open"] is not None] = found["open_port"] or found["shut_port"], text
+    if len(seen) == 2 and seen[True][0] != seen[False][0]:
+        port, line = seen.pop(False)
+        host = reading.host_of(address) or reading.names.get(address, address)
+        reading.add(host, "firewall_rejects", line, port=port)
 
 
 def _pieces(reading: _Reading) -> Iterator[Piece]:

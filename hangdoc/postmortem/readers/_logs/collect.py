@@ -55,8 +55,8 @@ _GPU_ROW = re.compile(
 _LOGIN = re.compile(rb"(?<![\w.@-])[\w.-]{1,32}@([\w-]{1,63})(?=[ :])")  # of a prompt
 OF_ANY_PROGRAM = frozenset({"port_in_use"})  # kinds that a web server prints as well
 _OF_JOB = re.compile(
-    r"torch|\brank|server socket|useIpv6|nccl|gloo|rdzv|rendezvous|master_|c10d|deepspeed|accelerate|lightning|megatron|horovod"
-    r"|mpi(?:run|exec)|srun|sbatch|\bray\b|distributed|\bjax\b|launch",
+    r"torch|\brank|server socket|useIpv6|nccl|gloo|rdzv|rendezvous|master_|c10d|deepspeed|accelerate|lightning|megatron"
+    r"|horovod|mpi(?:run|exec)|srun|sbatch|\bray\b|distributed|\bjax\b|launch",
     re.IGNORECASE,
 )
 OF_PORT = frozenset({"ib_event", "port_event"})  # kinds about a network port, which all ranks of a host share

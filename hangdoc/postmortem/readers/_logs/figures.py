@@ -84,6 +84,7 @@ _STEP = re.compile(
     r"(?! ?(?:ms|s|sec|seconds)\b)",
     re.IGNORECASE,
 )
+_EPOCH = re.compile(r"\bepoch\W{1,4}(\d{1,6})(?![\d.])", re.IGNORECASE)
 _PLACE = re.compile(  # how far the job is, which names no figure: `step 400`, `epoch 3 iter 200/500`
     r"\W{0,8}(?:(?:global[ _]?)?(?:step|iter(?:ation)?|it|update|batch|epoch)s?[\s:=#\"'\[(]{1,12}"
     r"\d{1,9}(?:/\d{1,9})?\W{0,8}){1,4}"
@@ -172,7 +173,8 @@ def read_figures(
         for value in _values(line, raw, block, number - first + 1 < len(texts)):
             trained = value.name.rpartition(" ")[2] in block.parameters
             found += _figures(replace(value, name=f"{value.name} weights") if trained else value, step, number)
-            unknown += _long_fractions(value, step, number) if len(unknown) < MAX_FIGURES else ()
+            if len(unknown) < MAX_FIGURES:
+                unknown += _long_fractions(value, _epoch(line.text) if step is None else step, number)
     profiles.end()
     breakdowns.end()
     own = (gpus, cpus, links, profiles, reports, breakdowns, comparisons)
@@ -396,18 +398,41 @@ def _long_fractions(value: Value, step: int | None, line: int) -> Iterable[Figur
     return [Figure("state", name, one.of, one.name, text, step=step, line=line) for one in value.owners]
 
 
+def _epoch(text: str) -> int | None:
+    found = _EPOCH.search(text)
+    return int(found[1]) if found else None
+
+
 def _replicated(unknown: Sequence[Figure]) -> list[Figure]:
-    """Those of names whose first value is equal on all their ranks: what replicas have in common, such as `enc`."""
+    """Those of names whose first value is equal on all their ranks: what replicas have in common, such as `enc`.
+
+    And those in lines with such a value that changes and stays equal, with as many digits behind the point: sums of
+    parts of one model, of which one part is replicated and the other is not.
+    """
     by_name: dict[tuple[str, str], list[Figure]] = {}
     for one in unknown:
         by_name.setdefault((one.of, one.name), []).append(one)
-    found = []
+    found, others = [], []
+    shared: dict[int, int] = {}  # line of a value that changes and stays equal -> digits behind its point
     for figures in by_name.values():
         begin = [one for one in figures if one.step == figures[0].step]
         owners = {one.owner for one in figures}
         if len(owners) > 1 and {one.owner for one in begin} == owners and len({one.value for one in begin}) == 1:
             found += figures
+            values, steps = {one.value for one in figures}, {one.step for one in figures}
+            if len(values) > 1 and len({(one.step, one.value) for one in figures}) == len(steps):
+                shared |= {one.line: _decimals(one) for one in figures}
+        else:
+            others.append(figures)
+    for figures in others:
+        if all(shared.get(one.line) == _decimals(one) for one in figures):
+            found += figures
     return found
+
+
+def _decimals(figure: Figure) -> int:
+    """Digits behind the point of a value."""
+    return len(figure.value.partition(".")[2])
 
 
 def _common(value: Value) -> Meaning | None:
