@@ -71,6 +71,7 @@ SHARDS = """the loader is late again, every rank waits for its next shard, throu
 epoch 3 fetch of the next tar from the bucket begins when the last one is exhausted
 webdataset, num_workers 4, prefetch off; dataloader decode is cheap, the read is slow
 dataset cache on the second disk, iowait high, nothing in dmesg, shuffle buffer empty
+the workers read one file at a time from the nfs mount, iostat shows the queue, and the gpu waits for the next batch of samples
 """
 COOKING = """boil the potatoes for twenty minutes, then slice them and add the onions
 season with salt, and serve them warm with a spoon of sour cream
