@@ -71,7 +71,7 @@ SHARDS = """the loader is late again, every rank waits for its next shard, throu
 epoch 3 fetch of the next tar from the bucket begins when the last one is exhausted
 webdataset, num_workers 4, prefetch off; dataloader decode is cheap, the read is slow
 dataset cache on the second disk, iowait high, nothing in dmesg, shuffle buffer empty
-the workers read one file at a time from the nfs mount, iostat shows the queue, and the gpu waits for the next batch of samples
+each worker opens one file, and the step of every node begins late
 """
 COOKING = """boil the potatoes for twenty minutes, then slice them and add the onions
 season with salt, and serve them warm with a spoon of sour cream
@@ -84,7 +84,7 @@ def test_a_text_that_no_rule_reads_is_judged_by_its_words(tmp_path: Path) -> Non
     (finding,) = verdict.findings
     assert verdict.status == "unknown"
     assert (finding.playbook, finding.confidence, finding.culprits) == ("likely-input-stall", "low", ())
-    assert "`dataloader`" in finding.evidence[0].text
+    assert "`dataset`" in finding.evidence[0].text
     assert verdict.families[0].cls == "input_stall"
 
 
