@@ -197,7 +197,10 @@ def _far_slower(speeds: Mapping[str, int], slow: Sequence[str]) -> bool:
 
 
 def _mtu(logs: JobLogs) -> tuple[Sequence[str], str | None]:
-    """The hosts with another MTU. Of as many, or of two, those whose ports can do more; none if that is not known."""
+    """The hosts with another MTU than most have, and what all have.
+
+    Without a majority: those whose port is set below what it can do, if that is shown of all of them.
+    """
     sizes = _comparable(_by_host(logs, "port_mtu", "mtu"))
     counts = Counter(sizes.values()).most_common(2)
     if len(counts) < 2:
@@ -207,7 +210,7 @@ def _mtu(logs: JobLogs) -> tuple[Sequence[str], str | None]:
     else:
         most = _comparable(_by_host(logs, "port_mtu", "most"))
         lowered = sorted(host for host, size in most.items() if sizes[host] < size)
-        other = lowered if most.keys() == sizes.keys() != set(lowered) else []
+        other = lowered if most.keys() == sizes.keys() and len(lowered) < len(sizes) else []
     return other, _sides(sizes, "MTU {} on {}", other)
 
 
