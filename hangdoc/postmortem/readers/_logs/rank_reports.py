@@ -47,7 +47,9 @@ _BELOW = re.compile(
     r"\bDetected (?P<value>\d{1,9}(?:\.\d{1,4})?) (?P<unit>[A-Za-z/]{1,12}) for GPU (?P<gpu>\d{1,3}) which is below the"
     r" threshold (?P<least>\d{1,9}(?:\.\d{1,4})?)"
 )
-_LISTED = re.compile(r"Ranks with (?:lowest|highest) {1,2}Etpt ?\(TF\): ((?:\d{1,6}(?:\.\d{1,6})?/\d{1,6},? {0,3}){1,256})")
+_LISTED = re.compile(
+    r"Ranks with (?:lowest|highest) {1,2}Etpt ?\(TF\): ((?:\d{1,6}(?:\.\d{1,6})?/\d{1,6},? {0,3}){1,256})"
+)
 
 
 @dataclass(slots=True)

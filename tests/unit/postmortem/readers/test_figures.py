@@ -96,7 +96,8 @@ TEXTS = {
         ["work extreme fastest=0.7024", "work extreme slowest=1.82819"],
     ),
     "Megatron's straggler detector": (
-        "MnEtpt/Rnk: 101.12TF/21 | MxEtpt/Rnk: 312.95TF/10\n^^^^ Bottom 2 Ranks with lowest  Etpt(TF): 101.1/21, 306.7/3,",
+        "MnEtpt/Rnk: 101.12TF/21 | MxEtpt/Rnk: 312.95TF/10\n"
+        "^^^^ Bottom 2 Ranks with lowest  Etpt(TF): 101.1/21, 306.7/3,",
         ["rate rank 21=101.12", "rate rank 10=312.95", "rate rank 21=101.1", "rate rank 3=306.7"],
     ),
     "metrics of DCGM": (
