@@ -141,8 +141,9 @@ def test_what_ended_descendants_used() -> None:
 def test_a_stopped_rank_says_so() -> None:
     with program(THREADS) as target:
         os.kill(target.pid, signal.SIGSTOP)
-        seen = until(  # the threads stop one after the other
-            lambda: observe(target).by_pid[target.pid], lambda now: {one.state for one in now.threads} == {"T"}
+        seen = until(  # the threads stop one after the other, and the first is read again as one of them
+            lambda: observe(target).by_pid[target.pid],
+            lambda now: {now.state, *(one.state for one in now.threads)} == {"T"},
         )
         assert seen.state == "T"
         resting = observe(target, seen).by_pid[target.pid]
