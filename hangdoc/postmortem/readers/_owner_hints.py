@@ -95,7 +95,7 @@ _LOG_TITLE = re.compile(
 # Names of logs above the stack that is in all of them: `r1.err, r2.err and r3.err:`
 _LOG_NAMES = re.compile(
     r"\s{0,4}(?P<stem>r|g|p|rk|rank|gpu)[._-]?\d{1,5}\.(?P<end>txt|log|out|err|dump)"
-    r"(?:(?:,(?: and)?|and| and| ?&) ?(?P=stem)[._-]?\d{1,5}\.(?P=end)){0,64}(?: \([^()\n]{1,40}\))?\s?:\s*",
+    r"(?:(?:,(?: and)?| and| ?&) ?(?P=stem)[._-]?\d{1,5}\.(?P=end)){0,64}(?: \([^()\n]{1,40}\))?\s?:\s*",
     re.IGNORECASE,
 )
 # What a script that folds equal stacks prints above each: `== group A: 7 of 8 ranks  [0 1 2 3 4 6 7] ==`

@@ -7,6 +7,7 @@ import signal
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, islice, takewhile
 
 from msgspec.structs import replace as replace_record
@@ -137,7 +138,7 @@ class LogCollector:
     """Takes the matched lines of a file in order; `pieces` returns the evidence."""
 
     def __init__(self, source: Source, style: PrefixStyle, crashes: bool = True) -> None:
-        self.name, self.style = source.name, style
+        self._source, self.name, self.style = source, source.name, style
         self.line_number = source.line_number  # in the file, of a line of the text
         self.crashes = crashes  # False: another reader takes the stacks of fatal errors
         self.path_origin = file_origin(source)
@@ -156,7 +157,6 @@ class LogCollector:
         head = source.head_text
         self.size = max((int(found[1]) for size in _SIZES for found in size.finditer(head)), default=None)
         self.versions = {name: found[1] for name, version in _VERSIONS if (found := version.search(head))}
-        self._head_of_job = _OF_JOB.search(head) is not None
 
     @property
     def placement(self) -> Placement:
@@ -315,8 +315,13 @@ class LogCollector:
         return host_in_front(raw, max(at, 0) + match.start()) or self.hosts.at(self.text_line)
 
     def _is_of_job(self, matched: MatchedLine) -> bool:
-        """True if the text, or what is around a line, has a word of distributed training."""
-        return self._head_of_job or any(map(_OF_JOB.search, (matched.text, *matched.before(40), *matched.after(20))))
+        """True if what is around a line, or the text, has a word of distributed training."""
+        around = (matched.text, *matched.before(40), *matched.after(20))
+        return any(map(_OF_JOB.search, around)) or self._head_of_job
+
+    @cached_property
+    def _head_of_job(self) -> bool:
+        return _OF_JOB.search(self._source.head_text) is not None
 
     def _only_login(self, other: str | None) -> str | None:
         """The host of all prompts of a text, if it is not the `other` one."""
