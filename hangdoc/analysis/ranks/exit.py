@@ -33,7 +33,7 @@ class ExitFacts:
     first: bool | None = None  # it ended by a fault, and no rank of its host ended before it
     native_thread: bool | None = None  # a thread that runs no Python aborted it, as the watchdog of NCCL does
     unordered: bool | None = None  # other ranks of its host ended with an error at the same look
-    numbered: bool | None = None  # its rank is known; false: it may be a helper of a rank
+    rank_known: bool | None = None  # false: a process that may be a helper of a rank
     oom: bool | None = None  # the kernel's OOM killer killed it
     oom_kills: int | None = None  # increase of its cgroup's oom_kill counter
     oom_counter: str | None = None  # file with that counter
@@ -98,7 +98,7 @@ def _facts(case: Case, key: Key) -> ExitFacts:
         kind=_kind(end),
         text=rank.exit,
         native_thread=end.native_thread if end.signal == signal.SIGABRT else None,
-        numbered=rank.target.rank is not None,
+        rank_known=rank.target.rank is not None,
         oom=bool(end.oom_kills) or any("ill" in line and "rocess" in line for line in end.kernel),
         oom_kills=end.oom_kills,
         oom_counter=end.oom_counter,
