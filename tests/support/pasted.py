@@ -74,6 +74,8 @@ GROUPS = (
     "fortyeighth",
     "fiftieth",
     "fiftyfirst",
+    "fiftysecond",
+    "fiftythird",
 )
 CLASSES = (
     "collective_wait",
