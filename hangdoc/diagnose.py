@@ -24,6 +24,7 @@ from hangdoc.verdict import Considered, Finding, Job, RankLine, Verdict
 LONG_S = 60.0
 LONG_PHASES = frozenset({"idle", "compute", "unknown"})
 LAST_MOVES_S = 15.0  # between a rank's error and its end: it prints a traceback, and its libraries unwind
+MAX_AWAITED = 3  # ranks whose wait outside the job a note describes
 MAX_ENDS = 8  # of a history, that are tried
 UNEXPLAINED_S = 10.0  # age of a stall without a known cause that explains deaths: as old as one that is reported
 SLOWER = 1.2  # times the usual step time, to be worth mentioning
@@ -438,9 +439,9 @@ def _unproved_note(facts: Facts) -> str:
         if ranks
     ]
     stood = f"no progress seen on {name_processes(unproved)} in {seconds(window_s)}"
-    return "; ".join([stood, *unseen, _activities([rank for rank in living if "stacks" in rank.seen])]).removesuffix(
-        "; "
-    )
+    awaited = [f"{name_processes([rank])} {rank.chain.text}" for rank in unproved if rank.chain.text][:MAX_AWAITED]
+    activities = _activities([rank for rank in living if "stacks" in rank.seen])
+    return "; ".join(part for part in (stood, *unseen, activities, *awaited) if part)
 
 
 def _no_ranks(facts: Facts) -> bool:

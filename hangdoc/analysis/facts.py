@@ -37,6 +37,7 @@ from hangdoc.analysis.data.data_paths import DataPathFacts
 from hangdoc.analysis.data.dataloading import DataLoadingFacts
 from hangdoc.analysis.data.host_load import LoadJob
 from hangdoc.analysis.data.prompts import PromptFacts
+from hangdoc.analysis.data.services import ServiceFacts
 from hangdoc.analysis.data.standing_calls import CallFacts, CallJob
 from hangdoc.analysis.data.storage import StorageFacts
 from hangdoc.analysis.data.wait_chains import ChainFacts
@@ -166,6 +167,7 @@ class RankFacts:
     workers: WorkerFacts
     prompt: PromptFacts
     chain: ChainFacts
+    service: ServiceFacts
     storage: StorageFacts
     dataloading: DataLoadingFacts
     data_paths: DataPathFacts

@@ -159,11 +159,20 @@ def is_balanced(facts: Facts) -> bool:
 
 def is_paced(facts: Facts) -> bool:
     """False if the ranks make steps, and a few more looks would show whether one of them makes its peers wait."""
-    if len(facts.ranks) == 1 or not facts.job.network.moving:
+    if len(facts.ranks) == 1:
+        return True
+    if any(map(_waits_long, facts.ranks)):
+        return False
+    if not facts.job.network.moving:
         return True
     known = all(rank.pace.late is not None for rank in facts.ranks)
     looks = facts.job.progress.looks  # one more than needed: the first may be left out
     return known or looks > PACE_LOOKS or is_balanced(facts)
+
+
+def _waits_long(rank: RankFacts) -> bool:
+    """True if its peers wait while it waits for a server, and its next step shows whether it is so in each."""
+    return bool(rank.service.name) and (rank.pace.late_share or 0.0) >= MOSTLY and not rank.pace.each_step
 
 
 def is_quiet(facts: Facts) -> bool:

@@ -45,11 +45,23 @@ def test_inspects_a_slow_link_if_one_end_has_not_read_its_interfaces(blind: int 
 
 
 def rank(
-    computes: float, waits: float, apart: bool | None = False, late: bool | None = False, undecided: bool = False
+    computes: float,
+    waits: float,
+    apart: bool | None = False,
+    late: bool | None = False,
+    undecided: bool = False,
+    server: str | None = None,
 ) -> Any:
     progress = SimpleNamespace(compute_share=computes, wait_share=waits)
-    pace, batch = SimpleNamespace(late=late), SimpleNamespace(undecided=undecided)
-    return SimpleNamespace(progress=progress, replicas=SimpleNamespace(apart=apart), pace=pace, batch=batch, alive=True)
+    pace = SimpleNamespace(late=late, late_share=1.0 - waits, each_step=False)
+    return SimpleNamespace(
+        progress=progress,
+        replicas=SimpleNamespace(apart=apart),
+        pace=pace,
+        batch=SimpleNamespace(undecided=undecided),
+        service=SimpleNamespace(name=server),
+        alive=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,6 +98,7 @@ def test_only_a_healthy_verdict_without_doubts_is_given_early(
 
 UNEQUAL = [rank(0.9, 0.1, late=None), rank(0.3, 0.7, late=None)]
 EQUAL = [rank(0.9, 0.1, late=None), rank(0.8, 0.2, late=None)]
+SERVED = [rank(0.0, 0.0, server="10.0.0.7:443"), rank(0.0, 1.0)]  # a step takes longer than the first look
 
 
 @pytest.mark.parametrize(
@@ -98,6 +111,9 @@ EQUAL = [rank(0.9, 0.1, late=None), rank(0.8, 0.2, late=None)]
         ("healthy", EQUAL, PACE_LOOKS, True, ONCE_SOON_S, True),
         ("healthy", [rank(0.9, 0.1, late=None)], PACE_LOOKS, True, ONCE_SOON_S, True),  # it keeps nobody waiting
         ("stalled", UNEQUAL, PACE_LOOKS, True, ONCE_LIMIT_S, True),
+        ("healthy", SERVED, PACE_LOOKS + 1, True, ONCE_LIMIT_S, False),
+        ("healthy", SERVED, PACE_LOOKS + 1, False, ONCE_LIMIT_S, False),
+        ("healthy", SERVED, PACE_LOOKS + 1, True, ONCE_BUSY_S, True),
     ],
 )
 def test_no_job_is_healthy_whose_ranks_were_not_compared(
