@@ -217,13 +217,16 @@ def _connection(end: TcpEnd) -> Awaited:
     fields = end.fields
     if end.served:
         return Awaited("clients", _address(fields["local"], fields["local_port"]))
-    ages = [fields.get(name) for name in ("last_receive_s", "last_send_s")]
+    unanswered = fields.get("retransmits") or 0
+    # tcpi_last_data_sent is also that of a retransmission (linux: net/ipv4/tcp_output.c).
+    ages = [fields.get(name) for name in ("last_receive_s", "last_ack_s" if unanswered else "last_send_s")]
     return Awaited(
         "tcp",
         _address(fields["remote"], fields["remote_port"]),
         peers=end.peers,
         silent_s=min((age for age in ages if age is not None), default=None),
         state=fields["state"],
+        unanswered=unanswered,
         accepted=end.accepted,
         remote=end.peers is None,
     )

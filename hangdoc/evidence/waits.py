@@ -12,8 +12,9 @@ class Awaited(Record, frozen=True):
     way: str
     target: str = ""  # "pipe:[4711]", "10.0.0.7:443", the path of a file
     peers: tuple[int, ...] | None = None  # PIDs; empty: no process of this host; None: unknown, or on another host
-    silent_s: float | None = None  # time since a byte moved on the TCP connection
+    silent_s: float | None = None  # time since a byte moved on the TCP connection; a retransmission is none
     state: str | None = None  # of the TCP connection: established, syn_sent, ...
+    unanswered: int = 0  # retransmissions on it in a row without an answer
     accepted: bool = True  # False: the peer listens, and has not accepted the connection
     remote: bool = False  # the other end of the TCP connection is on another host
     filesystem: str | None = None

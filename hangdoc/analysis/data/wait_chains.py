@@ -19,7 +19,15 @@ from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.stack import StackFacts
 from hangdoc.analysis.startup.startup import StartupJob
-from hangdoc.analysis.thresholds import ACTIVE_BYTES, EXPECTED_S, IDLE_CORES, PIPE_CPU_S, STALL_S
+from hangdoc.analysis.thresholds import (
+    ACTIVE_BYTES,
+    DEAD_AFTER_S,
+    DEAD_REPEATS,
+    EXPECTED_S,
+    IDLE_CORES,
+    PIPE_CPU_S,
+    STALL_S,
+)
 from hangdoc.evidence.waits import Awaited, Chain, Waiter
 
 _PHASES = frozenset({"idle", "input", "checkpoint", "unknown"})  # in which a rank may wait for something outside
@@ -57,6 +65,8 @@ class ChainFacts:
     process: str | None = None  # that process: "curl (pid 71)"
     peer: bool | None = None  # that process is another rank of the job
     server: str | None = None  # address of the last connection of the chain: "10.0.0.7:443"
+    # The rank's own connection retransmits in vain: "retransmitted 7 times without an answer, silent for 26 s".
+    cut: str | None = None
     silent_s: float | None = None  # for which nothing has come, at least
     quiet: bool | None = None  # no process that could end the wait works or has sent anything for STALL_S
     certain: bool | None = None  # every process that could end the wait is unable to
@@ -104,7 +114,8 @@ def _facts(case: Case, key: Key) -> ChainFacts:
         idle_s = case.job(NetworkJob).idle_s
         waited_s = max(silent_s, (case.job(StartupJob).waited_s if idle_s is None else idle_s) or 0.0)
     silent = quiet and waited_s >= EXPECTED_S and _is_awaited(case, key, endless)
-    stuck = silent or (certain and is_stall(case, watched_s))
+    cut = _cut(links, silent_s) if len(paths) == 1 else None
+    stuck = silent or (certain and is_stall(case, watched_s)) or (cut is not None and _is_awaited(case, key, False))
     other = last if last is not None and last.pid != key[1] else None
     return ChainFacts(
         text=(f"waits for {lock}, held by a thread that " if lock else "")
@@ -117,6 +128,7 @@ def _facts(case: Case, key: Key) -> ChainFacts:
         process=f"{other.command} (pid {other.pid})" if other else None,
         peer=(other is not None and (key[0], other.pid) in case.ranks) or None,
         server=links[-1][1].target if links[-1][1].way == "tcp" else None,
+        cut=cut,
         silent_s=silent_s,
         quiet=quiet or None,
         certain=certain or None,
@@ -323,6 +335,14 @@ def _silent_s(case: Case, links: Sequence[Link], last: Waiter | None, watched_s:
     waited_for = [*(waiter for waiter, _ in links[1:]), *([last] if last is not None else [])]
     ages_s = [waiter.age_s for waiter in waited_for if waiter.age_s is not None]
     return max(watched_s, min([idle_s, *ages_s]) if links[0][1].way == "child" else 0.0)
+
+
+def _cut(links: Sequence[Link], silent_s: float) -> str | None:
+    """How long the rank's own connection has retransmitted without an answer; None: it has not, or not for long."""
+    awaited = links[0][1]
+    if awaited.way != "tcp" or awaited.unanswered < DEAD_REPEATS or silent_s <= DEAD_AFTER_S:
+        return None
+    return f"retransmitted {awaited.unanswered} times without an answer, nothing arrived for {silent_s:.0f} s"
 
 
 def _is_awaited(case: Case, key: Key, endless: bool) -> bool:

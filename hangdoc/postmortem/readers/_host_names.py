@@ -33,8 +33,8 @@ _ON_ONE = re.compile(  # a command that runs in one pod, or on one host
     rf"(?:-c \S{{1,60}} )?--|(?:srun|pdsh|clush) (?:-[\w-]{{1,20}}(?:[ =][\w$][\w${{}}.-]{{0,23}})? ){{0,5}}"
     rf"(?:-w|--nodelist)[ =]?({NAME})) "
 )
-_NO_HOST = re.compile(  # names with digits that are no hosts
-    r"(?:rank|gpu|cuda|device|dev|worker|pid|proc|step|epoch|iter|iteration|line|task|job|default|local|mlx\d|mlx"
+_NO_HOST = re.compile(  # names with digits that are no hosts; `gpu-c14` is one
+    r"(?!gpu-[a-z]\d\d$)(?:rank|gpu|cuda|device|dev|worker|pid|proc|step|epoch|iter|iteration|line|task|job|default|local|mlx\d|mlx"
     r"|ib|bond"
     r"|eth|en|nvme|sd|hfi|roce|card|hip|npu|ce|xid|sxid|v|x|py|python|cu|thread|tid|attempt|try|run|exit|code|sh"
     r"|bash|zsh"

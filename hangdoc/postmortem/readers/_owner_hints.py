@@ -180,6 +180,11 @@ _SAME_PIDS = re.compile(
     r" (?:(?:the )?(?:(?:same|identical)(?: \w{1,12})?|just) (?:as|to|like)|like) (?:pid )?(?P<one>\d{3,9})\b",
     re.IGNORECASE,
 )
+# Below the heading of a process: `same as 30744`
+_SAME_AS_PID = re.compile(
+    r"\W{0,4}(?:the )?(?:same|identical)(?: (?:stack|picture|trace|frames|place))? (?:as|to) (?:pid )?(\d{3,9})\W{0,4}",
+    re.IGNORECASE,
+)
 # In a comment behind the command of one process: `(rank 0; 70312 and 70313 are the same)`
 _ALIKE_PIDS = re.compile(
     r"(?<![\w.])(\d{3,9}(?:(?:, ?(?:and )?| and | ?& )\d{3,9}){0,64})(?: [a-z]{1,12}){0,3}? (?:the )?"
@@ -370,6 +375,11 @@ class OwnerHints:
         if children := _CHILDREN.search(text):
             for child in re.findall(r"\d+", children["pids"])[: MAX_COMPANIONS - len(self.parents)]:
                 self.parents[int(child)] = int(children["parent"])
+            return
+        if self.pid is not None and self.updated and (same_as := _SAME_AS_PID.fullmatch(text)):
+            self._add_twins(str(self.pid), int(same_as[1]))
+            self.rank = self.pid = self.local = None
+            self.updated = False
             return
         if same_pids := _SAME_PIDS.search(text):
             self._add_twins(same_pids["these"], int(same_pids["one"]))

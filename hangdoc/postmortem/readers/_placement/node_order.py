@@ -60,7 +60,7 @@ _ORDERED = re.compile(
     rf"|\bnode[ _-]?ranks? (?:0 ?(?:-|to|\.\.\.?|\u2013) ?\d{{1,3}})[ :=]{{1,4}}(?:are |is )?(?P<listed>{_LIST})"
     rf"|(?P<before>{_LIST}),? \(?in (?:this|that|node[ _-]?rank) order\b"
     rf"|\b(?:nodes|hosts|machines) ?\(?in (?:node[ _-]?)?rank order\)?\W{{1,4}}"
-    rf"(?P<spaced>{NAME}(?:,? {NAME}){{1,63}})(?=\s*(?:$|[.;)]))",
+    rf"(?P<spaced>{NAME}(?:,? {NAME}){{1,63}})(?=\s*(?:$|[.;()]))",
     re.IGNORECASE,
 )
 

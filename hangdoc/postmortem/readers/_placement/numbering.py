@@ -108,7 +108,8 @@ class RankNumbering:
             if _EXCEPT.match(text, found.end()):
                 continue
             local = _LOCAL.search(text[max(found.start() - 8, 0) : found.end()]) or _MODULO.match(text, found.end())
-            self._local = self._local or local is not None
+            of_node = pattern is _OF_CODE and "node" in found[0].lower()  # `rank = 8 * node + gpu`
+            self._local = self._local or local is not None or of_node
             self._gpus = self._gpus or pattern not in (_OF_POD, _OF_POD_CODE)
             self._pods = self._pods or pattern not in (_OF_GPU, _OF_CODE)
             return

@@ -45,6 +45,11 @@ _LABEL = re.compile(r"\s{0,4}(?:\[|=+ |-+ |#+ )?([A-Za-z][\w.-]{1,60})(?:\]|:| \
 _NESTED = re.compile(r"NSpid\b[^\n]{0,40}?\b(\d{2,10})[\t ]{1,8}(\d{1,10})\b")
 _LOGGED = re.compile(r"\s{0,4}\[rank(\d{1,6})\]:[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d{3,9} (\d{1,9}) ")
 
+# `Process 4276: python train.py`, `$ py-spy dump --pid 4276`
+_SHOWN = re.compile(
+    r"\s{0,4}Process (\d{2,9}): |[^\n]{0,200}?\b(?:py-spy|pystack|gdb|strace)\b[^\n]{0,60}? (?:--pid|-p)[ =](\d{2,9})\b"
+)
+
 # A log line that begins with both: `[2024-01-02 10:09:55] cn-234 rank 2: step 880`
 _OF_BOTH = re.compile(
     r"(?:\[?\d{4}-\d\d-\d\d[T ][\d:.,]{8,15}\]? )?(?P<host>[a-z][\w.-]{0,60}\d)"
@@ -185,6 +190,7 @@ def placement_of(text: str) -> Placement:
     labelled: dict[tuple[str, int], None] = {}  # host and rank in front of lines
     communicators: dict[int, set[tuple[str, str, int]]] = {}  # size -> host, PCI bus and device, rank
     stating = 0
+    processes: set[int] = set()
     of_tee: set[str] = set()
     of_torch: set[int] = set()
     for number, line in outer_lines(text):
@@ -193,6 +199,8 @@ def placement_of(text: str) -> Placement:
         layout.feed(line)
         gpu_use.feed(line)
         hosts.update(_named_host(line))
+        if (shown := _SHOWN.match(line)) and len(processes) < MAX_STATING:
+            processes.add(int(shown[1] or shown[2]))
         of_tee.update(_TEE.findall(line[:MAX_LABELLED]))
         of_torch.update(map(int, _TORCH.findall(line[:MAX_LABELLED])))
         if row := table.feed(line) or _of_prompt(line):
@@ -219,7 +227,7 @@ def placement_of(text: str) -> Placement:
     one_host_each = len(labelled) == len({rank for _, rank in labelled}) > 1
     stated += [Seat((rank,), host, firm=one_host_each) for host, rank in labelled]
     known = frozenset(name for name, count in hosts.items() if count >= LEAST_LABELS)
-    seats = believable(_of_lettered_hosts(stated, known), known)
+    seats = believable(_of_lettered_hosts(stated, known), known, frozenset(processes))
     # A list of the processes of a host has as many as ranks are heard.
     listed = {local for seat in stated if seat.listed and not seat.ranks for local in seat.locals}
     heard_all = len(of_torch) > 1 and listed == set(range(max(of_torch) + 1))

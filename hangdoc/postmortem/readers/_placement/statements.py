@@ -61,6 +61,12 @@ _EACH = re.compile(
     r"[ =:#_]{0,2}(\d{1,6})(?!\w|\.\d)",
     re.IGNORECASE,
 )
+# Every process and its GPU: `process 0 -> cuda:0, process 1 -> cuda:1`.
+_EACH_GPU = re.compile(
+    r"\b(?:proc(?:ess)?|worker|trainer)[ _]?(\d{1,3}) ?(?:-+>|=+>?|:|\u2192|on|uses|has|is on|gets) ?"
+    r"(?:cuda:|gpu[ :]?)(\d{1,2})\b",
+    re.IGNORECASE,
+)
 # A line of a log that has both: `cn-08 pid=104233 START world=6 rank=5`.
 _BETWEEN = r"(?:[\s,;|]{1,4}(?:[A-Z]{2,12}|\w{1,20}[=:][^\s,;|]{1,40})){0,6}[\s,;|]{1,4}"
 _KEYED = re.compile(
@@ -172,6 +178,9 @@ def seats_in(text: str) -> Iterator[Seat]:
         for pid, local, number in each:
             numbers = (int(number),)
             yield Seat(() if local else numbers, pids=(int(pid),), locals=numbers if local else (), listed=True)
+    elif len(gpus := _EACH_GPU.findall(text)) > 1:
+        for number, gpu in gpus:
+            yield Seat((int(number),), gpus=(int(gpu),))
     elif listed_buses := _BUS_LIST.search(text):
         for number, bus in _RANK_AND_BUS.findall(listed_buses[1]):
             yield Seat((int(number),), bus=bus)
@@ -182,7 +191,12 @@ def seats_in(text: str) -> Iterator[Seat]:
         yield from by_host
     else:
         text = _SIZES.sub(";", text)
-        yield from filter(None, (_seat(group, text) for group in _Line(text).groups()))
+        found = [seat for group in _Line(text).groups() if (seat := _seat(group, text))]
+        yield from found
+        if len(each) == 1 and not any(seat.pids for seat in found):
+            ((pid, local, number),) = each
+            numbers = (int(number),)
+            yield Seat(() if local else numbers, pids=(int(pid),), locals=numbers if local else (), listed=True)
 
 
 def _by_host(text: str) -> list[Seat]:
@@ -301,8 +315,11 @@ def _seat(group: _Group, text: str) -> Seat | None:
     )
 
 
-def believable(stated: Sequence[Seat], hosts: frozenset[str]) -> list[Seat]:
-    """The statements without names that only may be hosts: nothing else in the text shows that they are."""
+def believable(stated: Sequence[Seat], hosts: frozenset[str], processes: frozenset[int]) -> list[Seat]:
+    """The statements without names that only may be hosts: nothing else in the text shows that they are.
+
+    Likewise without numbers that only may be PIDs; `processes` are the PIDs that the text shows to be some.
+    """
     firm_hosts = {seat.host.lower() for seat in stated if seat.firm and seat.host}
     series = _series(seat.host for seat in stated if seat.host and (seat.firm or len(seat.ranks) > 1 or seat.nodes))
     listed = [(seat.pids, seat.ranks or seat.locals) for seat in stated if seat.listed]
@@ -310,7 +327,7 @@ def believable(stated: Sequence[Seat], hosts: frozenset[str]) -> list[Seat]:
     kept = []
     for seat in stated:
         name = (seat.host or "").lower()
-        if seat.listed and not are_pids:
+        if seat.listed and not are_pids and not processes.issuperset(seat.pids):
             continue
         in_series = name in series and (len(seat.ranks) > 1 or bool(seat.nodes))
         if seat.firm or name in hosts or name in firm_hosts or in_series:

@@ -27,6 +27,10 @@ _COLUMNS = {
 _NEEDED = frozenset({"host", "pid", "gpu", "local"})
 _SPLIT = re.compile(r"\s*(?:->|=>|\u2192|\||\t|,|=|:(?=\s|$)|\s{2,})\s*")
 _HOST_OF_EACH = re.compile(r"\bsrun\b.{0,120} (?:-l|--label)\b.{0,120}\bhostname\b")
+# `I log rank/pid`, `pids by rank:`, above or in front of `0:4276 1:4277`
+_OF_PAIRS = re.compile(r"\branks?\b.{0,20}\bpids?\b|\bpids?\b.{0,40}\branks?\b", re.IGNORECASE)
+_PAIR = re.compile(r"(?<![\w.:/=-])(\d{1,9}) ?(?:[:=/]|->) ?(\d{1,9})(?![\w.:/=-])")
+LEAST_PAIRS = 2  # fewer may be a time
 _NAME, _NUMBER = re.compile(NAME), re.compile(r"\d{1,9}")
 # The ranks of a whole host in one cell: `16-23`, ` 0- 7`, `0..7`, `0 to 7`; and as one word.
 _SPAN = re.compile(r"(?<![\w.:/-])(\d{1,6})\s?(?:-|\u2013|\.{2,3}|to)\s{0,6}(\d{1,6})(?![\w.:/-])")
@@ -44,12 +48,16 @@ class PlacementTable:
     def __init__(self) -> None:
         self._columns: Sequence[str] = ()
         self._wide = False
+        self._of_pairs = False  # the line above speaks of ranks and their PIDs
 
     def feed(self, text: str) -> Seat | None:
         """The statement in a row."""
         if not text.strip() or len(text) > MAX_LINE:
             self._columns = () if len(text) > MAX_LINE else self._columns
             return None
+        of_pairs, self._of_pairs = self._of_pairs, _OF_PAIRS.search(text) is not None
+        if (of_pairs or self._of_pairs) and (pairs := _pairs(text)):
+            return pairs
         if self._opens(text):
             return None
         return self._row(text) if self._columns else None
@@ -92,6 +100,16 @@ class PlacementTable:
             number["rank"], row.get("host"), number.get("pid", ()), number.get("gpu", ()), number.get("local", ()),
             number.get("node", ()),
         )  # fmt: skip
+
+
+def _pairs(text: str) -> Seat | None:
+    """The ranks and PIDs in `0:4276 1:4277 2:4278`: all ranks of a job, in either order. None: they are none."""
+    found = [(int(one), int(other)) for one, other in _PAIR.findall(text)]
+    if len(found) < LEAST_PAIRS or re.search(r"\w", _PAIR.sub("", text).rpartition(":")[2]):
+        return None
+    ranks, pids = zip(*(sorted(pair) for pair in found), strict=True)
+    in_order = sorted(ranks) == list(range(len(ranks)))
+    return Seat(ranks, pids=pids) if in_order and min(pids) > max(ranks) and len(set(pids)) == len(pids) else None
 
 
 def _typed(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:

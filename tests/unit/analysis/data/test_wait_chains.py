@@ -54,6 +54,28 @@ def _shot(at_s: float, chain: Chain | None) -> Snapshot:
     return Snapshot("here", at_s, "", tuple(ranks), tier="look")
 
 
+@pytest.mark.parametrize(
+    ("unanswered", "silent_s", "cut"),
+    [
+        (5, 8.0, "retransmitted 5 times without an answer, nothing arrived for 8 s"),
+        (5, 1.0, None),  # a hiccup
+        (1, 8.0, None),
+        (0, 8.0, None),  # the server is only silent
+    ],
+)
+def test_a_connection_that_retransmits_in_vain_is_cut_and_its_rank_stuck(
+    unanswered: int, silent_s: float, cut: str | None
+) -> None:
+    connection = replace(REMOTE, unanswered=unanswered, silent_s=silent_s)
+    found = facts(chain(rank(connection)), idle_s=8.0)
+    assert (found.cut, found.stuck) == (cut, cut is not None or None)
+
+
+def test_a_cut_connection_of_a_rank_that_nobody_waits_for_is_no_stall() -> None:
+    connection = replace(REMOTE, unanswered=5, silent_s=8.0)
+    assert facts(chain(rank(connection)), others=None, idle_s=8.0).stuck is None
+
+
 def chain(first: Waiter, *others: Waiter) -> Chain:
     return Chain((first,), others)
 
