@@ -197,7 +197,11 @@ def _status(facts: Facts, findings: Sequence[Finding]) -> str:
     stall = facts.job.stall
     if findings and findings[0].status != "unknown":
         moves = (
-            stall.settled and not stall.stalled and facts.job.progress.changed and _culprits_move(facts, findings[0])
+            stall.settled
+            and not stall.stalled
+            and facts.job.progress.changed
+            and facts.job.network.moving is not False  # a culprit that goes on alone leaves its peers stuck
+            and _culprits_move(facts, findings[0])
         )
         peers_wait = stall.stalled or facts.job.mesh.in_vain  # they have not noticed yet
         if findings[0].status == "failed" and peers_wait:
@@ -212,9 +216,19 @@ def _status(facts: Facts, findings: Sequence[Finding]) -> str:
     if facts.job.exit.well:
         return "healthy"
     unsettled = not stall.settled or stall.hidden or facts.job.startup.unnamed or not stall.progressed
+    unsettled = unsettled or _may_go_on_alone(facts)
     if unsettled or _gone(facts) or _no_ranks(facts) or _absent(facts) or _joining(facts) or undecided_ranks(facts):
         return "unknown"
     return "healthy"
+
+
+def _may_go_on_alone(facts: Facts) -> bool:
+    """True if a rank works while all others stand in a collective, and nothing shows whether it ever joins them."""
+    standing = [one for one in facts.ranks if one.stack.phase == "collective" and one.progress.changed is False]
+    working = [one for one in facts.ranks if one.progress.changed and one.stack.phase != "collective"]
+    if not standing or len(working) != 1 or len(standing) != len(facts.ranks) - 1:
+        return False
+    return not facts.job.network.checked or any("source" not in one.seen for one in facts.ranks)
 
 
 def _culprits_move(facts: Facts, finding: Finding) -> bool:

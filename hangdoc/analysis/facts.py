@@ -20,6 +20,7 @@ from hangdoc.analysis import Case, Key, load, rounds
 from hangdoc.analysis.collectives.channels import ChannelFacts
 from hangdoc.analysis.collectives.fr_diagnosis import DumpFacts, DumpJob
 from hangdoc.analysis.collectives.gradient_sync import GradientSyncFacts
+from hangdoc.analysis.collectives.laps import LapsFacts
 from hangdoc.analysis.collectives.membership import MembershipFacts
 from hangdoc.analysis.collectives.pipeline import PipelineFacts, PipelineJob
 from hangdoc.analysis.collectives.recorder import RecorderFacts
@@ -155,6 +156,7 @@ class RankFacts:
     membership: MembershipFacts
     reducer: ReducerFacts
     rpc: RemoteCallFacts
+    laps: LapsFacts
     channels: ChannelFacts
     recorder: RecorderFacts
     dumps: DumpFacts

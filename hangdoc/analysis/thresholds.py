@@ -76,6 +76,7 @@ HELD_S = Threshold(3.0, "s", "chosen: py-spy and CPU limiters stop a process for
 SLICE_S = Threshold(0.5, "s", "chosen: about one look, or two if a step takes as long")
 MIN_GAPS = Threshold(8, "gaps between calls", "chosen: enough to know how long the next call may take")
 MIN_STEPS = Threshold(5, "steps", "chosen: work that was found in so many different steps is part of each")
+STEPS_ALONE = Threshold(3, "steps", "chosen: of long steps, the first and the last are cut by the window")
 ROUNDS_ALONE = Threshold(4, "times", "chosen: the first and the last may be cut by the window")
 ROUND_ALONE_S = Threshold(3.0, "s", "chosen: what takes longer is an evaluation, of which its user knows")
 OVERDUE = Threshold(2.0, "times the longest gap between calls", "chosen: a call as late as that is not merely slow")

@@ -161,7 +161,7 @@ def is_paced(facts: Facts) -> bool:
     """False if the ranks make steps, and a few more looks would show whether one of them makes its peers wait."""
     if len(facts.ranks) == 1:
         return True
-    if any(map(_waits_long, facts.ranks)):
+    if any(map(_may_be_late, facts.ranks)):
         return False
     if not facts.job.network.moving:
         return True
@@ -170,9 +170,11 @@ def is_paced(facts: Facts) -> bool:
     return known or looks > PACE_LOOKS or is_balanced(facts)
 
 
-def _waits_long(rank: RankFacts) -> bool:
-    """True if its peers wait while it waits for a server, and its next step shows whether it is so in each."""
-    return bool(rank.service.name) and (rank.pace.late_share or 0.0) >= MOSTLY and not rank.pace.each_step
+def _may_be_late(rank: RankFacts) -> bool:
+    """True if its peers wait while it works, or waits for a server: its next steps show whether it is so in each."""
+    pace = rank.pace
+    again = pace.steps >= 2 or bool(rank.service.name)
+    return again and (pace.late_share or 0.0) >= MOSTLY and not (pace.late or pace.each_step)
 
 
 def is_quiet(facts: Facts) -> bool:

@@ -18,7 +18,14 @@ from dataclasses import dataclass, replace
 from hangdoc.analysis import Case, Detector, Key
 from hangdoc.analysis.compute.resources import ResourcesFacts
 from hangdoc.analysis.compute.wait_time import WaitTime, moves_throughout, unmoved_share, wait_times
-from hangdoc.analysis.compute.workload import gil_rival, in_each_step, more_work, rounds_alone, same_code
+from hangdoc.analysis.compute.workload import (
+    gil_rival,
+    in_each_step,
+    more_work,
+    rounds_alone,
+    same_code,
+    steps_alone,
+)
 from hangdoc.analysis.network.data_connections import is_even
 from hangdoc.analysis.network.links import NetworkJob
 from hangdoc.analysis.ranks.call_path import Step
@@ -46,6 +53,7 @@ from hangdoc.analysis.thresholds import (
     ROUND_ALONE_S,
     ROUNDS_ALONE,
     SLICE_S,
+    STEPS_ALONE,
     VERY_LATE,
 )
 
@@ -70,6 +78,7 @@ class StragglerFacts:
     each_step: bool | None = None  # while its peers waited, it ran lines of its own, in every step
     # How often, at least, it ran lines of its own while its peers waited, and then met them; 0: they wait less.
     rounds: int = 0
+    steps: int = 0  # in how many steps one after the other, at least, it did so
     late: bool | None = None  # it is the straggler: late in every part of the window, while steps go by
     mutual: bool | None = None  # its peers wait mostly in collectives where every rank waits for every other
     symmetric: bool | None = None  # its peers wait mostly in collectives that need the data of every rank
@@ -204,6 +213,7 @@ def _facts(case: Case, key: Key, wait: WaitTime, peers: Peers, facts: StragglerF
         same_code=same_code(case, key) if share >= LATE_WITH_MORE_WORK else None,
         each_step=in_each_step(case, key) if share >= LATE_WITH_MORE_WORK else None,
         rounds=rounds_alone(case, key) if share >= MOSTLY else 0,
+        steps=steps_alone(case, key) if share >= MOSTLY else 0,
     )
     return replace(facts, cause=_cause(facts, own, peers)) if share >= LATE_WITH_MORE_WORK else facts
 
@@ -304,7 +314,11 @@ def _in_every_step(facts: StragglerFacts, progress: ProgressJob) -> bool:
     well.
     """
     shares = facts.late_share or 0.0, facts.steadiness or 0.0, facts.others_ran or 0.0
-    if facts.each_step or (facts.symmetric and not progress.steps_counted and min(shares) >= MOSTLY):
+    if (
+        facts.each_step
+        or facts.steps >= STEPS_ALONE
+        or (facts.symmetric and not progress.steps_counted and min(shares) >= MOSTLY)
+    ):
         return True
     period_s = progress.period_s
     if period_s is None or period_s > 2 * SLICE_S:

@@ -165,6 +165,41 @@ def rounds_alone(case: Case, key: Key) -> int:
     return max((len(set(values)) for values in seen.values() if values == sorted(values)), default=0)
 
 
+def steps_alone(case: Case, key: Key) -> int:
+    """In how many steps one after the other, at least, a rank ran lines of its own while most of its peers waited.
+
+    By the counters of the innermost loop in which the ranks meet: work after every Nth step leaves gaps between them.
+    """
+    seen: dict[tuple[str, str], list[float]] = defaultdict(list)
+    meets = _all_meets(case)
+    for look in _waited_for(case, key):
+        if _is_shared(case, key, look):
+            continue
+        around: _Loops = ()
+        for depth in look.path.own:
+            step = look.thread[depth]
+            for loop in step.place.loops if step.place else ():
+                around += ((step.file, loop.first),)
+                if not any(meet.loops == around for meet in meets) or _meet_inside(around, meets):
+                    continue
+                for name in loop.counters:
+                    variable = step.variables.get(name)
+                    if variable is not None and variable.kind == "int" and variable.number is not None:
+                        seen[step.function, name].append(variable.number)
+    return max((_consecutive(values) for values in seen.values()), default=0)
+
+
+def _meet_inside(loops: _Loops, meets: Counter[_Meet]) -> bool:
+    """True if ranks also meet in a loop inside these loops."""
+    return any(len(meet.loops) > len(loops) and meet.loops[: len(loops)] == loops for meet in meets)
+
+
+def _consecutive(values: Sequence[float]) -> int:
+    """How many different numbers these are; 0: they do not grow by one each."""
+    distinct = sorted(set(values))
+    return len(distinct) if list(values) == sorted(values) and distinct[-1] - distinct[0] == len(distinct) - 1 else 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Meet:
     """A collective that a rank was seen in."""

@@ -173,6 +173,8 @@ def test_facts_that_only_rules_read_are_derived_when_one_reads_them() -> None:
         "process",
         "exception",
         "rpc",
+        "laps",
+        "service",
         "precision",
         "gradient_sync",
         "membership",

@@ -71,6 +71,11 @@ _LENGTH = re.compile(
 _DONE = re.compile(
     r"\b(?:finished|done|completed|processed)\b\D{0,24}\b(?P<at>\d{1,9}) (?:batches|steps|iterations)\b", re.IGNORECASE
 )
+# `BucketSampler -> max_tokens=16000, 1874 batches`
+_OF_SAMPLER = re.compile(
+    r"\b\w{0,40}(?:sampler|loader)\w{0,20}\b[^\n]{0,120}?(?<![\w.])(?P<at>\d{1,9}) (?:mini-?)?batches\b(?!\W{0,2}/)",
+    re.IGNORECASE,
+)
 LENGTH = "length"  # unit of such a number
 EPOCHS = "epoch"  # unit of a rank's lines that count nothing else
 # `12%|#  | 40211400/330110400 [10:02<1:12:10, 66830.1B/s]`: of a file that is read, not of steps
@@ -291,7 +296,7 @@ def _counters(line: Line, number: int) -> Iterator[Counter]:
         front = " ".join(re.sub(r"[\d\W_]+", " ", text[max(0, match.start() - 80) : match.start()]).split())[-40:]
         kind = BYTES if _IN_BYTES.match(text, match.end()) else "bar"
         unit = f"{kind} {front}".strip()
-    elif match := _LENGTH.search(text) or _DONE.search(text):
+    elif match := _LENGTH.search(text) or _DONE.search(text) or _OF_SAMPLER.search(text):
         at = int(match["at"])
         yield Counter(LENGTH, None, at, at, None, text, number, line.at)
         return

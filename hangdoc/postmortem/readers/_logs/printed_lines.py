@@ -17,6 +17,7 @@ MAX_SETTINGS = 16  # of a line
 MAX_STEP_TEXT = 400  # characters of a line with values of several ranks in which its step is looked for
 MAX_FAREWELL = 300  # characters of a line in which a farewell is looked for
 MAX_FORM = 60  # characters
+MAX_LEAD = 60  # characters at the end of a line that may say what the list below it is
 LEAST_SAMPLES = 3
 LEAST_DIGITS = 5  # of a loss that is not equal by chance
 
@@ -90,7 +91,7 @@ _FAREWELL = re.compile(
 )
 _EPOCH_END = re.compile(
     r"\b(?:end of|finished|completed|done with|finishing)(?: the)?(?: train(?:ing)?)? epoch\b"
-    r"|\bepoch\W{0,3}\d{1,6}(?: ?/ ?\d{1,6})?\W{0,3}(?:train(?:ing)? |loop )?(?:is |has )?"
+    r"|\bep(?:och)?\W{0,3}\d{1,6}(?: ?/ ?\d{1,6})?\W{0,3}(?:train(?:ing)? |loop )?(?:is |has )?"
     r"(?:done|finished|completed?|ended|over)\b"
     r"|\b(?:start(?:ing|s)?|begin(?:ning|s)?|running|entering)(?: the)? (?:cross[ -])?"
     r"(?:validation|evaluation|eval|val|cv)\b|\bon_(?:train_)?epoch_end\b"
@@ -272,6 +273,7 @@ def _name_of_list(items: str, front: str, above: str) -> str | None:
     """
     if _NO_SAMPLES.search(front):
         return None
+    above = above.rstrip()[-MAX_LEAD:]
     said = _SAMPLES.search(front) or (_SAMPLES.search(above) and not _NO_SAMPLES.search(above))
     if not said and not _MAYBE_SAMPLES.search(front) and step_in(front) is None:
         return None

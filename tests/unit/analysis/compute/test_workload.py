@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hangdoc.analysis.compute.workload import more_work, same_code
+from hangdoc.analysis.compute.workload import more_work, same_code, steps_alone
 from hangdoc.evidence import Variable
 from tests.support.synthetic_evidence import At, Stage, in_c10d, number, tensor
 
@@ -75,3 +75,40 @@ def test_same_code_as_peers(stage: Stage, late: At, same: bool) -> None:
     first, second = case.ranks
     assert same_code(case, first) is same
     assert same_code(case, second) is None, "nobody waited for it"
+
+
+STEPS = """\
+def train(parts):
+    for epoch in range(3):
+        for step in range(1000):
+            for part in range(6):
+                relieve(step)
+                loss = model(part)
+            dist.all_reduce(loss)
+        evaluate(model)
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "line", "alone"),
+    [
+        ((7, 7, 7, 7, 8, 8, 8, 8, 9, 9), 5, 3),
+        ((7, 7, 7, 7, 7, 7, 7, 7, 7, 7), 5, 1),  # in one step, though in all its parts
+        ((7, 7, 7, 7, 7, 12, 12, 12, 12, 12), 5, 0),  # in every fifth step
+        ((7, 7, 7, 7, 8, 8, 8, 8, 9, 9), 8, 0),  # outside of the loop of steps
+    ],
+)
+def test_steps_in_which_it_worked_alone(
+    steps: tuple[int, ...], line: int, alone: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    stage = Stage(STEPS, tmp_path_factory.mktemp("steps"))
+    looks = []
+    for look, step in enumerate(steps):
+        late = At(
+            [("train", line)], variables={"train": [number("step", step), number("part", look), number("epoch", 0)]}
+        )
+        looks.append([late, in_c10d("all_reduce", ("train", 7), variables={"train": [number("step", step)]})])
+    case = stage.facts(*looks, every_s=0.5).case
+    first, second = case.ranks
+    assert steps_alone(case, first) == alone
+    assert steps_alone(case, second) == 0, "nobody waited for it"

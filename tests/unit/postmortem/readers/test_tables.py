@@ -27,6 +27,8 @@ VERDICTS = {  # sample -> playbook, ranks, PIDs and hosts at fault
     "call_chains/roll_call": ("rank-left", [(1, None, "unknown host")]),
     "call_chains/merged": ("rank-left", [(1, None, "unknown host")]),
     "call_chains/native_rows": ("ranks-parted", [(2, None, "unknown host")]),
+    "recorder_tables/markdown": ("collective-size-mismatch", [(2, None, "unknown host")]),
+    "recorder_tables/columns": ("collective-mismatch", [(2, None, "unknown host")]),
     "recorder_entries/json": ("rank-left", [(1, None, "unknown host")]),
     "recorder_entries/python": ("rank-left", [(2, None, "unknown host")]),
     "recorder_entries/rows": ("collective-mismatch", [(1, None, "unknown host")]),
@@ -219,3 +221,15 @@ def test_transfers_side_by_side_are_recorder_entries(tmp_path: Path, last: str, 
 def test_columns_that_start_at_another_time_are_not_compared(tmp_path: Path) -> None:
     moved = TRANSFERS.replace("all_reduce(input_sizes=[[7]]", "all_reduce(input_sizes=[[8]]", 1)
     assert list(text("torchfrtrace", tmp_path, moved.replace("LAST", ""))) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "rank  seq  loss\n0     12   1.9\n1     12   1.8\n",  # no call
+        "rank  seq  op\n0     12   all_reduce\n",  # one rank
+        "| rank | op | seq |\n|---|---|---|\n| 0 | all reduce of grads | x |\n| 1 | all_reduce | 7 |\n",
+    ],
+)
+def test_a_table_that_is_none_of_calls(content: str, tmp_path: Path) -> None:
+    assert not [piece for piece in text("recorder_tables", tmp_path, content) if piece.probe == "recorder"]
