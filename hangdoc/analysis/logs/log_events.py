@@ -20,6 +20,8 @@ PEER_ERRORS = re.compile(
     r"|KeyboardInterrupt|death signal|EADDRINUSE"
     r"|Address already in use|waiting for (?:clients|workers)|connect to|Unable to (?:find|resolve)|host not found: "
     r"|watchdog|CheckpointException|DeadlockDetected|Barrier timed out"
+    r"|other ranks that (?:didn't|did not)"
+    r"|ActorHandleNotFoundError|ActorUnavailableError"  # of whoever calls an actor of Ray
 )
 # The innermost frame of a traceback without its exception: a wait for the other ranks, or a line that calls one.
 _COLLECTIVES = (
