@@ -73,7 +73,8 @@ _PREFIX = re.compile(r"(?!\s{0,4}(?:ranks?|r)?\s?[\d\[])[A-Za-z][\w.-]{0,80}(?: 
 _VIA = re.compile(r"\s{2,60}(?:via|from|called (?:by|from|at)|by|at|\^|<-|\u2190|in)\s{1,4}(?P<call>\S.{0,400})")
 _MERGED = re.compile(r"(?P<function>[^@;|]{1,300})@(?P<file>[^@;|]{0,300})@(?P<ranks>[\d/-]{1,4000})\|[\d/-]{0,4000}")
 _CHAIN_MARK = re.compile(
-    r"\branks?(?![a-z]).{0,200}?\(\S{1,200}\.py:\d{1,7}\)|\branks?(?![a-z]).{0,60}?(?:->|<-|\u2192|\u2190| > )|\.py:\d{1,7} in \w"
+    r"\branks?(?![a-z]).{0,200}?\(\S{1,200}\.py:\d{1,7}\)|\branks?(?![a-z]).{0,60}?(?:->|<-|\u2192|\u2190| > )"
+    r"|\.py:\d{1,7} in \w"
     r"|@[\d/-]{1,400}\|[\d/-]{0,400}(?:;| \d)|\d\]?\s?[:|]\s{0,4}#\d{1,3}\s{1,4}(?:0x|\w)",
     re.IGNORECASE,
 )
