@@ -63,7 +63,7 @@ _EACH = re.compile(
 )
 # Every process and its GPU: `process 0 -> cuda:0, process 1 -> cuda:1`.
 _EACH_GPU = re.compile(
-    r"\b(?:proc(?:ess)?|worker|trainer)[ _]?(\d{1,3}) ?(?:-+>|=+>?|:|\u2192|on|uses|has|is on|gets) ?"
+    r"\bproc(?:ess)?[ _]?(\d{1,3}) ?(?:-+>|=+>?|:|\u2192|on|uses|has|is on|gets) ?"
     r"(?:cuda:|gpu[ :]?)(\d{1,2})\b",
     re.IGNORECASE,
 )

@@ -36,6 +36,7 @@ def ending(text: str) -> Ending:
         ("{'rank': 1, 'step': 12}", (1, "step", None, 12, None)),
         ("rank 2 len(train_loader) = 1249", (2, "length", None, 1249, 1249)),
         ("[rank1]: number of batches: 125", (1, "length", None, 125, 125)),
+        ("[r1] BucketSampler -> max_tokens=16000, 1869 batches", (1, "length", None, 1869, 1869)),
         ("[rank1]: steps per epoch: 125", (1, "length", None, 125, 125)),
         ("[rank1]: epoch done after 125 batches", (1, "length", None, 125, 125)),
         ("step 120 loss 0.2", (None, "step", None, 120, None)),

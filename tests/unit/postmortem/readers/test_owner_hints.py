@@ -60,3 +60,11 @@ def test_a_debugger_of_another_process_than_that_of_the_heading(examined: int, r
     for text in ("RANK 1 (pid 40111)", "    get (queue.py:180)", f"$ gdb -p {examined} -batch -ex bt"):
         hints.observe(text)
     assert hints.take() == ProcessRef(rank, None, examined)
+
+
+def test_a_heading_whose_process_has_the_stack_of_another_one() -> None:
+    hints = OwnerHints()
+    hints.observe("### pid 30745  (LOCAL_RANK=2)")
+    hints.observe("same as 30744")
+    assert hints.twins == {30745: 30744}
+    assert hints.take() == ProcessRef()

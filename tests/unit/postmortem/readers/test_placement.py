@@ -114,6 +114,12 @@ def test_processes_that_deepspeed_started() -> None:
         ("/proc/5511/environ:RANK=0\n/proc/5512/environ:RANK=1", {5511: 0, 5512: 1}),
         ("NSpid:\t331876\t205\npid 205 is rank 3", {205: 3, 331876: 3}),
         ('pid 205 is rank 3\n(NSpid of 331876 was "331876 205")', {205: 3, 331876: 3}),
+        ("my script prints rank/pid:\n0:90211 1:90212 2:90213", {90211: 0, 90212: 1, 90213: 2}),
+        ("pids by rank: 90211=0 90212=1", {90211: 0, 90212: 1}),
+        ("my script prints rank/pid:\n0:90211 2:90213", {}),  # not every rank
+        ("rank and pid of each, at 10:12 and 11:40", {}),
+        ("Process 41207: python t.py\n(41207 is local rank 0.)", {41207: 0}),
+        ("(41207 is local rank 0.)", {}),  # may be any number
         ("(TrainController pid=4471) [Rank 5 Error Snippet]:", {}),
         ("pid=104233 waits for rank=5", {}),
         ("71820 RANK=0", {}),  # may be any number
@@ -145,10 +151,24 @@ def test_pids(text: str, pids: dict[int, int]) -> None:
             None,
         ),  # and ranks of hb22 are missing
         ("hb22 holds ranks 8-11, one rank per GPU in order, 8 GPUs per node", "1", None),
+        ("nodes in rank order: hb21 hb22 (8 GPUs each, rank = 8 * node + local, one rank per GPU in order)", "6", 14),
+        ("rank = 8 * node + gpu", "6", None),  # of which node?
     ],
 )
 def test_gpus(text: str, gpu: str, rank: int | None) -> None:
     assert placement_of(text).rank_of_gpu("hb22", gpu) == rank
+
+
+@pytest.mark.parametrize(
+    ("text", "rank"),
+    [
+        ("(process 0 -> cuda:0, process 1 -> cuda:1)", 1),
+        ("process 0 uses GPU 1, process 1 uses GPU 0", 0),
+        ("process 0 -> cuda:0", None),  # not a list
+    ],
+)
+def test_each_process_has_its_gpu(text: str, rank: int | None) -> None:
+    assert placement_of(text).rank_of_gpu(None, "1") == rank
 
 
 @pytest.mark.parametrize(
