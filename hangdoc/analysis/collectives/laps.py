@@ -12,14 +12,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Detector, Key
-from hangdoc.analysis.ranks.call_path import CallPath, Step, per_path
+from hangdoc.analysis.ranks.call_path import CallPath, Step, is_library, per_path
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.analysis.thresholds import MIN_LOOKS
 from hangdoc.evidence import Loop
 
+# Libraries that make a collective in some of the calls only: at the end of an accumulation, every N steps.
+_IN_SOME_CALLS = re.compile(r"/torch/distributed/algorithms/")
+# Accelerate's accumulation is a context manager, which the user's source shows.
+_IN_EACH_CALL = re.compile(r"/torch/|/accelerate/|/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
 # Conditions and context managers of loops that make a collective in some of their laps only.
-_SOME_LAPS = re.compile(r"%|accum|no_sync|sync|interval|every|freq|divmod")
+_SOME_LAPS = re.compile(r"%|accum|sync|interval|every|freq|divmod")
+_CONTEXTS = re.compile(r"(?:^|\.)(?:no_sync|accumulate)$")
 
 LoopPlace = tuple[str, int]  # file and line of the statement
 
@@ -65,8 +70,12 @@ def _loop_around(path: CallPath) -> LoopPlace | None:
     around = [at for at, step in enumerate(steps) if step.place and step.place.loops]
     if not around:
         return None
-    step = steps[around[-1]]
+    step, inside = steps[around[-1]], path.steps[path.own[around[-1]] + 1 :]
     if any(map(_may_pass_by, steps[around[-1] :])) or any(one.place is None for one in steps[around[-1] :]):
+        return None
+    if any(_IN_SOME_CALLS.search(one.file) for one in inside):
+        return None
+    if any(is_library(one.file) and not _IN_EACH_CALL.search(one.file) for one in inside):
         return None
     assert step.place is not None
     return step.file, step.place.loops[-1].first
@@ -78,7 +87,7 @@ def _may_pass_by(step: Step) -> bool:
         return False
     first = step.place.loops[-1].first if step.place.loops else 0
     tests = [branch.test for branch in (*step.place.branches, *step.place.guards) if branch.line > first]
-    return any(map(_SOME_LAPS.search, tests)) or any(call.endswith("no_sync") for call in step.place.around)
+    return any(map(_SOME_LAPS.search, tests)) or any(map(_CONTEXTS.search, step.place.around))
 
 
 def _laps(looks: Sequence[Look], place: LoopPlace) -> LapsFacts:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hangdoc.analysis.collectives.laps import LapsFacts
-from tests.support.synthetic_evidence import At, Stage, in_c10d, number
+from tests.support.synthetic_evidence import C10D, At, Stage, in_c10d, number
 
 TRAIN = """\
 def train(batches):
@@ -79,3 +79,19 @@ def test_laps_prove_nothing_where_the_source_meets_in_some_of_them(tmp_path: Pat
 
 def test_peers_that_move_meet_somebody(tmp_path: Path) -> None:
     assert laps(tmp_path, TRAIN, 5, peers_move=True) == LapsFacts()
+
+
+@pytest.mark.parametrize(
+    ("file", "counted"),
+    [
+        ("torch/nn/parallel/distributed.py", True),
+        ("accelerate/accelerator.py", True),
+        ("torch/distributed/algorithms/model_averaging/averagers.py", False),
+        ("deepspeed/runtime/engine.py", False),
+    ],
+)
+def test_a_library_may_make_a_collective_in_some_calls_only(tmp_path: Path, file: str, counted: bool) -> None:
+    stage = Stage(TRAIN, tmp_path)
+    peer = At([("train", 6)], [("all_reduce", C10D), ("step", f"/v/lib/python3.11/site-packages/{file}")])
+    looks = [[At([("train", 5)], variables={"train": [number("index", look)]}), peer, peer] for look in range(LOOKS)]
+    assert (stage.facts(*looks).ranks[0].laps.count == LOOKS - 1) is counted
