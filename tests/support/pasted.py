@@ -76,6 +76,7 @@ GROUPS = (
     "fiftyfirst",
     "fiftysecond",
     "fiftythird",
+    "fiftyfourth",
 )
 CLASSES = (
     "collective_wait",
