@@ -74,7 +74,9 @@ def rank_pieces(found: Iterable[ProcessDump], source: Source, context: ReadConte
         alone = next(iter(by_pid)) if len(by_pid) == 1 and worker.parent not in elsewhere else None
         owner = worker.parent if worker.parent in by_pid else alone
         if owner is None:
-            context.warn(f"{source.name}: PID {worker.process.pid} is a helper of an unknown rank; ignored")
+            pid = worker.process.pid
+            who = f"PID {pid}" if pid is not None else f"a child of PID {worker.parent}"
+            context.warn(f"{source.name}: {who} is a helper of an unknown rank; ignored")
         else:
             helpers[owner].append((worker.process.pid or -1, worker.stacks.threads))
     for dump, process in _newest_dumps(list(zip(ranks, _owners(ranks, source), strict=True)), source, context):

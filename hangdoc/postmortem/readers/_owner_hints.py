@@ -201,6 +201,13 @@ _CHILDREN = re.compile(
 _CHILD_OF = re.compile(
     r"\s{0,8}(?:pid )?(?P<pid>\d{3,9}),? (?:is )?(?:a )?child of (?:pid )?(?P<parent>\d{3,9})\b.{0,60}", re.IGNORECASE
 )
+# `one of the children of 3302 (the other 3 wait for work):`: a dump of a process without a PID follows
+_SOME_CHILD_OF = re.compile(
+    r"\W{0,8}(?:(?:one|the (?:first|last|other|second)|another|a) (?:of (?:the |its )?)?){0,2}"
+    r"(?:child(?:ren)?|workers?|subprocess(?:es)?)(?: process(?:es)?)? of (?:pid )?(?P<parent>\d{3,9})\b"
+    r"[^\d\n][^\n]{0,100}:\s*",
+    re.IGNORECASE,
+)
 # Processes of the list, as a heading: `5511, 5512, 5513 look all as this:`, `and 5514:`.
 _PIDS_ABOVE = re.compile(
     r"\s{0,8}(?:and |pids? ){0,2}(\d{3,9}(?:(?:, ?(?:and )?| and | & | )\d{3,9}){0,64})\b[^\d\n]{0,40}:\s*"
@@ -244,11 +251,13 @@ class OwnerHints:
     listed: dict[int, int] = field(default_factory=dict)  # PID -> rank, as a list in the text says
     twins: dict[int, int] = field(default_factory=dict)  # PID -> PID whose stack it has, as the text says
     parents: dict[int, int] = field(default_factory=dict)  # PID -> PID of its parent, as `pgrep -P` lists its children
+    child_of: int | None = None  # PID of the parent of the process taken last, whose own PID is not stated
     nodes: Callable[[int], int | None] | None = None  # the node of a process, by its number on it, as the text says
     _asked: bool = False  # the process is that of the last command, and not of its heading
     _remote: bool = False  # the last command ran on several hosts in turn
     _row: tuple[int, str | None] | None = None  # the line above names this rank and its PID; the host before it
     _environ: int | None = None  # the last command printed the environment of this PID; -1: of several
+    _next_child_of: int | None = None  # the dump that follows is that of a child of this PID
     _parent: int | None = None  # the last command lists the children of this PID
     _values: int | None = None  # indent of the heading of variables, while these go on
     _taken: int | None = None  # rank of the last dump
@@ -272,6 +281,7 @@ class OwnerHints:
             process = replace(process, local=self.local)
         elif rank is None and self.fixed.local is not None:
             process = replace(process, local=self.fixed.local, node=self.fixed.node)
+        self.child_of, self._next_child_of = self._next_child_of if pid is None else None, None
         self._taken = rank
         self.rank = self.pid = self.local = self._spoke = self._row = self._variable = None
         self.updated = False
@@ -371,6 +381,10 @@ class OwnerHints:
         if (child_of := _CHILD_OF.fullmatch(text)) and len(self.parents) < MAX_COMPANIONS:
             self.parents[int(child_of["pid"])] = int(child_of["parent"])
             self.pid, self.updated = int(child_of["pid"]), True
+            return
+        if child := _SOME_CHILD_OF.fullmatch(text):
+            self.rank = self.pid = self.local = None
+            self._next_child_of = int(child["parent"])
             return
         if children := _CHILDREN.search(text):
             for child in re.findall(r"\d+", children["pids"])[: MAX_COMPANIONS - len(self.parents)]:

@@ -28,7 +28,8 @@ _STANDS = re.compile(
     r"|\b(?:been|sits|sitting|standing|stands|waiting) (?:like (?:this|that) )?(?:t?here )?(?:for|since)\b"
     r"|\b(?:see|get|prints?|shows?|have) (?:\w{1,8} ){0,3}nothing (?:more|else)\b"
     r"|\bjust (?:sits|stays|waits|stands)\b|\b(?:stays|remains) (?:like (?:this|that)|t?here)\b"
-    r"|\bbeen like (?:this|that)\b|\bthen nothing\b",
+    r"|\bbeen like (?:this|that)\b|\bthen nothing\b"
+    r"|\bthat'?s (?:it|all),? (?:until|since|for (?:\w{1,8} ){0,3}(?:hours?|min(?:ute)?s?|h|days?))\b",
     re.IGNORECASE,
 )
 _OTHERWISE = re.compile(

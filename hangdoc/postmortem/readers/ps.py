@@ -64,6 +64,8 @@ _BESIDE = re.compile(
     r"\s{0,8}(?P<pid>\d{1,9}\s{1,4})?\[?(?:RANK=|[Rr]ank[ =:#_-]{0,2})(?P<rank>\d{1,6})\]?[:,|]?\s{1,8}"
     r"(?:pid[ =:]{1,2})?(?=\d|[A-Za-z]{1,4}\s)"
 )
+# What a person writes behind the prompt of the next host: `n2$ (same command)`
+_SAME_AGAIN = re.compile(r"\W{0,3}(?:the )?same(?: (?:command|loop|thing|again|here|there))?\W{0,3}", re.IGNORECASE)
 _STATE = re.compile(r"[RSDTtZXI][<NLsl+]{0,5}")
 _LAUNCHER = re.compile(
     r"torchrun|torch\.distributed\.(?:run|launch)|torch/distributed/(?:run|launch)\.py|(?<![\w.-])deepspeed(?= )"
@@ -141,6 +143,7 @@ class _Parser:
     hints: OwnerHints
     pieces: list[Piece] = field(default_factory=list)
     _columns: list[str] = field(default_factory=list)
+    _asked: list[str] = field(default_factory=list)  # by the last command
     _process: ProcessRef | None = None
     _rows: list[tuple[_Row, int]] = field(default_factory=list)
     _line: int = 0
@@ -153,7 +156,8 @@ class _Parser:
             return True
         if (prompt := prompt_of(text)) and prompt.command:
             self.end()
-            self._columns = _asked_columns(prompt.command)
+            self._columns = self._asked if _SAME_AGAIN.fullmatch(prompt.command) else _asked_columns(prompt.command)
+            self._asked = self._columns or self._asked
             return False
         if not self._columns:
             self._columns = _asked_columns(text) if "ps " in text[:MAX_ASKED] else []

@@ -55,6 +55,7 @@ _OF_PROCESS = re.compile(
     r"|\s{0,8}(\d{2,9}) {1,8}(?:\d{1,9} {1,8})?[DIRSTtXZ][<LNls+]{0,4} "  # `ps -o pid,stat,...`
 )
 _NOTE = re.compile(r"(?:\s#+|<[-=]+|\u2190|\s//|\s--(?=\s)|\s\(|\s\[|=>|\s->)\s?([^#()\[\]]{3,80})[)\]]?\s*$")
+_LOCAL_NOTE = re.compile(r"\s#+ ?\(?local[ _-]?rank[ =:]{1,2}(\d{1,4})\b[^\n]{0,60}", re.IGNORECASE)
 # Every process of a list: `3310 is LOCAL_RANK 0, 3311 LOCAL_RANK 1`, `4411 is rank 0 and 4412 is rank 1`.
 _EACH = re.compile(
     r"(?<![\w.:#])(\d{3,9}) (?:is |was |= ?|-+> ?|\()?(?:the )?(?:global |world )?(local[ _-]?)?rank"
@@ -217,10 +218,17 @@ def _by_host(text: str) -> list[Seat]:
 
 
 def _of_noted_process(text: str) -> Seat | None:
-    """The rank that a note at the end of a line gives to the process at its beginning."""
+    """The rank, or the number on its host, that a note at the end of a line gives to the process at its beginning."""
     process = _OF_PROCESS.match(text)
-    noted = rank_in_note(text) if process else None
-    return Seat(*noted, (int(process[process.lastindex or 1]),)) if process and noted else None
+    if process is None:
+        return None
+    pids = (int(process[process.lastindex or 1]),)
+    if noted := rank_in_note(text):
+        return Seat(*noted, pids)
+    local = _LOCAL_NOTE.search(text)
+    if local is None or _NOT_NOW.search(local[0]):
+        return None
+    return Seat((), None, pids, locals=(int(local[1]),), listed=True)
 
 
 def rank_in_note(text: str) -> tuple[tuple[int], str | None] | None:

@@ -119,6 +119,7 @@ def test_processes_that_deepspeed_started() -> None:
         ("my script prints rank/pid:\n0:90211 2:90213", {}),  # not every rank
         ("rank and pid of each, at 10:12 and 11:40", {}),
         ("Process 41207: python t.py\n(41207 is local rank 0.)", {41207: 0}),
+        ("py-spy dump --pid 602   # LOCAL_RANK=1", {602: 1}),
         ("(41207 is local rank 0.)", {}),  # may be any number
         ("(TrainController pid=4471) [Rank 5 Error Snippet]:", {}),
         ("pid=104233 waits for rank=5", {}),
