@@ -261,6 +261,7 @@ def test_kill_between_spool_and_send_loses_nothing(tmp_path: Path) -> None:
     assert sorted(ids(there.taken)) == sorted(f"{suspected(i).id}/{n}" for i in range(5) for n in (1, 2, 3))
 
 
+@pytest.mark.slow("kills a process again and again")
 def test_kill_at_any_moment_loses_nothing_and_repeats_only_ids(tmp_path: Path) -> None:
     """Takes some 5 s: five Pythons one after the other, each killed a little later."""
     chance = random.Random(7)
@@ -469,6 +470,7 @@ def test_an_open_incident_is_sent_again_also_after_a_start(tmp_path: Path) -> No
     assert len({str(one[0]["labels"]) for one in there.taken}) == 1
 
 
+@pytest.mark.slow("waits for heartbeats that must not come")
 def test_heartbeats_need_finished_rounds(tmp_path: Path) -> None:
     with receiver() as there:
         config = AlertsConfig(

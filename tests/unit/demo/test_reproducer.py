@@ -38,6 +38,7 @@ def test_meets(findings: tuple[Finding, ...], met: bool) -> None:
     assert BROKEN.meets([verdict]) is met
 
 
+@pytest.mark.slow("waits until a log is silent")
 @pytest.mark.parametrize(
     ("lines", "talk_s", "quiet"), [(["one"], None, True), ([], None, False), (["one"], 0.1, False)]
 )

@@ -135,6 +135,7 @@ def test_a_rank_seen_by_two_agents_counts_once(scene: str) -> None:
     pytest.fail(f"n1 answered for rank 1: {other}; in the end there were {seen}")
 
 
+@pytest.mark.slow("waits for the second start of an agent")
 def test_an_agent_that_ended_is_restarted() -> None:
     with fleet("dies") as made:
         rounds_until(made, 20.0, {"n2"})

@@ -12,6 +12,7 @@ from hangdoc.system import sandbox
 from hangdoc.system._sandbox_child import CPU_S
 
 
+@pytest.mark.slow("uses up CPU time between two questions")
 def test_cpu_time_between_two_questions_is_charged_to_none() -> None:
     """A question that was answered just within its limit must not end the one after it."""
     command = [

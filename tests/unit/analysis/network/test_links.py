@@ -141,6 +141,7 @@ def on(node: network.Node, *command: str) -> None:
     subprocess.run(node.command(*command), check=True, capture_output=True)
 
 
+@pytest.mark.slow("loses packets for seconds")
 def test_a_link_that_loses_packets() -> None:
     """What the second rank receives; what it sends arrives."""
     network.require()

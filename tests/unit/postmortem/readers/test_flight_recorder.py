@@ -253,6 +253,7 @@ def test_any_value_in_any_field_raises_nothing(data: st.DataObject) -> None:
     assert len(record.entries) + bad <= len(one["entries"]) if isinstance(one["entries"], list) else not record.entries
 
 
+@pytest.mark.slow("150 damaged dumps")
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_file_raises_nothing(tmp_path: Path, data: st.DataObject) -> None:
@@ -356,6 +357,7 @@ def test_a_dump_that_kills_its_process_costs_no_other_dump(tmp_path: Path) -> No
     assert "rank_2" in problems[0]
 
 
+@pytest.mark.slow("writes and reads a dump of many entries")
 def test_only_the_newest_entries_of_a_huge_dump_are_read(tmp_path: Path) -> None:
     one = trace([call("all_reduce", 24)])
     entry = one["entries"][0]
