@@ -54,7 +54,8 @@ def _facts(case: Case, key: Key) -> ServiceFacts:
         return ServiceFacts()
     at_s = {look.at_s for look in own if look.phase == "idle" and _site(look) == site}
     streamed = all(READS.match(look.op or "") for look in own if look.at_s in at_s)
-    for awaited, name in _awaited(case, key, at_s):
+    if (newest := next(_awaited(case, key, at_s), None)) is not None:
+        awaited, name = newest
         fed = _received(case, key, awaited.target) if awaited.way == "tcp" else None
         return ServiceFacts(name, awaited.way, site, share, fed)
     if streamed and (only := _only_stream(case, key)) is not None:
@@ -99,11 +100,15 @@ def _streams(case: Case, key: Key) -> list[Connection]:
     if not isinstance(record, Sockets):
         return []
     between = {identity(one.connection) for one in data_connections(case)[key]}
+    store = (case.ranks[key].target.master or "").rpartition(":")[2]
     listening = {one.local_port for one in record.connections if one.state == "listen"}
     return [
         one
         for one in record.connections
-        if one.state in OPEN and identity(one) not in between and one.local_port not in listening
+        if one.state in OPEN
+        and identity(one) not in between
+        and one.local_port not in listening
+        and str(one.remote_port) != store
     ]
 
 
