@@ -400,8 +400,10 @@ def _absent_note(facts: Facts) -> str:
     where = f" at {sites}" if sites else ""
     doing = {"idle": "idle", "compute": "computing"}.get(absent[0].stack.phase, "busy")
     many = len(absent) > 1
+    awaits = f", where it {absent[0].chain.text}" if absent[0].chain.text and not many else ""
     return (
-        f"{name_processes(absent)} {'have' if many else 'has'} kept other ranks waiting for {waited}, {doing}{where}; "
+        f"{name_processes(absent)} {'have' if many else 'has'} kept other ranks waiting for {waited}, "
+        f"{doing}{where}{awaits}; "
         f"hangdoc cannot tell whether {'they' if many else 'it'} will continue"
     )
 
