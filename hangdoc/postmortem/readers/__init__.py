@@ -15,6 +15,7 @@ import pkgutil
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 from hangdoc.evidence import End, Snapshot
@@ -59,6 +60,7 @@ class Reader(Protocol):
         ...
 
 
+@cache
 def load_readers() -> tuple[Reader, ...]:
     """All readers of this package, by `order`."""
     found: list[Reader] = []
