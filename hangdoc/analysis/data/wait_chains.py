@@ -65,7 +65,7 @@ class ChainFacts:
     process: str | None = None  # that process: "curl (pid 71)"
     peer: bool | None = None  # that process is another rank of the job
     server: str | None = None  # address of the last connection of the chain: "10.0.0.7:443"
-    # The rank's own connection retransmits in vain: "retransmitted 7 times without an answer, silent for 26 s".
+    # Its own connection retransmits in vain: "retransmitted 7 times without an answer, nothing arrived for 26 s".
     cut: str | None = None
     silent_s: float | None = None  # for which nothing has come, at least
     quiet: bool | None = None  # no process that could end the wait works or has sent anything for STALL_S
