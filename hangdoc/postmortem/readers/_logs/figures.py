@@ -295,6 +295,8 @@ def _in_line(text: str, own: Owner | None, block: _Block) -> Iterator[Value]:
             continue
         fresh = False
         value, unit = match["value"] or match["hash"], match["unit"]
+        if value is None:
+            continue  # an owner of no believable number, as of `rank 02025-10-21T08:40`, where two lines are glued
         if gap.rstrip().endswith("(") and not re.search(r"[a-z]", gap):
             continue  # the mean behind a value
         name = _name(gap)

@@ -353,6 +353,13 @@ def test_line_numbers_count_from_the_begin_of_the_file() -> None:
     assert [one.line for one in found.values] == [1001, 1002]
 
 
+def test_a_rank_that_is_glued_to_a_time_is_none() -> None:
+    glued = "rank 02025-10-21T08:40:45.013Z INFO:train:DONE ---- rank 1"
+    found = read(f"{glued}\nrank 0 step time 1.92 s\nrank 1 step time 1.93 s\n")
+    assert found is not None
+    assert [(one.owner, one.value) for one in found.values] == [("0", "1.92"), ("1", "1.93")]
+
+
 def test_bounds() -> None:
     lines = [f"[rank{at}]: fwd 0.{at}s bwd 0.{at}s wait 0.{at}s opt 0.{at}s step time 0.{at}s" for at in range(2000)]
     found = read("\n".join(lines))
