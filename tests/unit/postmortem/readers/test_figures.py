@@ -354,7 +354,7 @@ def test_line_numbers_count_from_the_begin_of_the_file() -> None:
 
 
 def test_a_rank_that_is_glued_to_a_time_is_none() -> None:
-    glued = "rank 02025-10-21T08:40:45.013Z INFO:train:DONE ---- rank 1"
+    glued = "2025-10-21T08:40:45.013Z INFO:train:DONE ---- rank 02025-10-21T08:40:45.013Z INFO:train:DONE ---- rank 1"
     found = read(f"{glued}\nrank 0 step time 1.92 s\nrank 1 step time 1.93 s\n")
     assert found is not None
     assert [(one.owner, one.value) for one in found.values] == [("0", "1.92"), ("1", "1.93")]
