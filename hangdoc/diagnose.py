@@ -216,8 +216,9 @@ def _status(facts: Facts, findings: Sequence[Finding]) -> str:
     if facts.job.exit.well:
         return "healthy"
     unsettled = not stall.settled or stall.hidden or facts.job.startup.unnamed or not stall.progressed
-    unsettled = unsettled or _may_go_on_alone(facts)
     if unsettled or _gone(facts) or _no_ranks(facts) or _absent(facts) or _joining(facts) or undecided_ranks(facts):
+        return "unknown"
+    if _may_go_on_alone(facts):
         return "unknown"
     return "healthy"
 

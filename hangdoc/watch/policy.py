@@ -173,8 +173,9 @@ def is_paced(facts: Facts) -> bool:
 def _may_be_late(rank: RankFacts) -> bool:
     """True if its peers wait while it works, or waits for a server: its next steps show whether it is so in each."""
     pace = rank.pace
-    again = pace.steps >= 2 or bool(rank.service.name)
-    return again and (pace.late_share or 0.0) >= MOSTLY and not (pace.late or pace.each_step)
+    if (pace.late_share or 0.0) < MOSTLY or pace.late or pace.each_step:
+        return False
+    return pace.steps >= 2 or bool(rank.service.name)
 
 
 def is_quiet(facts: Facts) -> bool:

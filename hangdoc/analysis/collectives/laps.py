@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hangdoc.analysis import Case, Detector, Key
-from hangdoc.analysis.ranks.call_path import CallPath, Step, is_library, per_path
+from hangdoc.analysis.ranks.call_path import CallPath, is_library, per_path
 from hangdoc.analysis.ranks.phases import WAITING
 from hangdoc.analysis.ranks.progress import Look, looks_at
 from hangdoc.analysis.thresholds import MIN_LOOKS
-from hangdoc.evidence import Loop
+from hangdoc.evidence import Loop, Place
 
 # Libraries that make a collective in some of the calls only: at the end of an accumulation, every N steps.
 _IN_SOME_CALLS = re.compile(r"/torch/distributed/algorithms/")
@@ -52,9 +52,8 @@ class LapsDetector(Detector[LapsFacts, None]):
         if len(own) < MIN_LOOKS or not all(map(_stands, looks.values())):
             return found, None
         loops = [_loop_around(seen[-1].path) for seen in looks.values()]
-        if None in loops or len(set(loops)) != 1 or loops[0] is None:
-            return found, None
-        found[runner] = _laps(own, loops[0])
+        if (loop := loops[0]) is not None and len(set(loops)) == 1:
+            found[runner] = _laps(own, loop)
         return found, None
 
 
@@ -71,23 +70,22 @@ def _loop_around(path: CallPath) -> LoopPlace | None:
     if not around:
         return None
     step, inside = steps[around[-1]], path.steps[path.own[around[-1]] + 1 :]
-    if any(map(_may_pass_by, steps[around[-1] :])) or any(one.place is None for one in steps[around[-1] :]):
+    if any(one.place is None or _may_pass_by(one.place) for one in steps[around[-1] :]):
         return None
-    if any(_IN_SOME_CALLS.search(one.file) for one in inside):
+    if any(is_library(one.file) and not _meets_in_each_call(one.file) for one in inside):
         return None
-    if any(is_library(one.file) and not _IN_EACH_CALL.search(one.file) for one in inside):
-        return None
-    assert step.place is not None
-    return step.file, step.place.loops[-1].first
+    return (step.file, step.place.loops[-1].first) if step.place else None
 
 
-def _may_pass_by(step: Step) -> bool:
-    """True if a condition in front of its line, or a context manager in its function, is not met in every lap."""
-    if step.place is None:
-        return False
-    first = step.place.loops[-1].first if step.place.loops else 0
-    tests = [branch.test for branch in (*step.place.branches, *step.place.guards) if branch.line > first]
-    return any(map(_SOME_LAPS.search, tests)) or any(map(_CONTEXTS.search, step.place.around))
+def _meets_in_each_call(library: str) -> bool:
+    return _IN_EACH_CALL.search(library) is not None and not _IN_SOME_CALLS.search(library)
+
+
+def _may_pass_by(place: Place) -> bool:
+    """True if a condition in front of a line, or a context manager in its function, is not met in every lap."""
+    first = place.loops[-1].first if place.loops else 0
+    tests = [branch.test for branch in (*place.branches, *place.guards) if branch.line > first]
+    return any(map(_SOME_LAPS.search, tests)) or any(map(_CONTEXTS.search, place.around))
 
 
 def _laps(looks: Sequence[Look], place: LoopPlace) -> LapsFacts:

@@ -22,7 +22,7 @@ from hangdoc.evidence.waits import Awaited, Chain
 from hangdoc.formatting import endpoint
 
 WAYS = frozenset({"tcp", "unix", "pipe", "fifo", "child"})
-READS = re.compile(r"^(recv\w*|read\w*|sendall|sendmsg)$")  # of a stream, in Python's own names
+STREAMS = re.compile(r"^(recv\w*|read\w*|sendall|sendmsg)$")  # calls on a stream, by their names in Python
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def _facts(case: Case, key: Key) -> ServiceFacts:
     if share < MOSTLY:
         return ServiceFacts()
     at_s = {look.at_s for look in own if look.phase == "idle" and _site(look) == site}
-    streamed = all(READS.match(look.op or "") for look in own if look.at_s in at_s)
+    streamed = all(STREAMS.match(look.op or "") for look in own if look.at_s in at_s)
     if (newest := next(_awaited(case, key, at_s), None)) is not None:
         awaited, name = newest
         fed = _received(case, key, awaited.target) if awaited.way == "tcp" else None

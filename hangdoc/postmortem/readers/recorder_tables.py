@@ -38,9 +38,7 @@ _RANK = re.compile(r"(?:rank ?)?(\d{1,6})", re.IGNORECASE)
 _CALL = re.compile(r"(?:(?:nccl|gloo|mpi|ucc|xccl):)?(_?[A-Za-z]\w{2,60})")
 _NUMBER = re.compile(r"\d{1,3}(?:,\d{3}){1,5}|\d{1,18}")
 _STATES = frozenset({"scheduled", "started", "completed"})
-_FRAME = re.compile(
-    r"(?P<name>\w{1,80})? ?[(@ ]{0,3}(?P<file>[\w./-]{1,200}\.py):(?P<line>\d{1,7})\)?(?P<more>.{0,80})"
-)
+_FRAME = re.compile(r"(?:(?P<name>[A-Za-z_]\w{0,80})[ (@]{1,3})?(?P<file>[\w./-]{1,200}\.py):(?P<line>\d{1,7})\b")
 
 
 class RecorderTableReader:

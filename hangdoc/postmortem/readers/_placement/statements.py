@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 from hangdoc.postmortem.readers._host_names import NAME, listed_numbers
 from hangdoc.postmortem.readers._owner_hints import PID_FIRST
@@ -176,9 +176,7 @@ def seats_in(text: str) -> Iterator[Seat]:
     elif (at := _RANK_AT.match(text)) and may_be_host(at[2].rstrip(".-")):
         yield Seat((int(at[1]),), at[2].rstrip(".-"))
     elif len(each := _EACH.findall(text)) > 1:
-        for pid, local, number in each:
-            numbers = (int(number),)
-            yield Seat(() if local else numbers, pids=(int(pid),), locals=numbers if local else (), listed=True)
+        yield from starmap(_listed, each)
     elif len(gpus := _EACH_GPU.findall(text)) > 1:
         for number, gpu in gpus:
             yield Seat((int(number),), gpus=(int(gpu),))
@@ -195,9 +193,13 @@ def seats_in(text: str) -> Iterator[Seat]:
         found = [seat for group in _Line(text).groups() if (seat := _seat(group, text))]
         yield from found
         if len(each) == 1 and not any(seat.pids for seat in found):
-            ((pid, local, number),) = each
-            numbers = (int(number),)
-            yield Seat(() if local else numbers, pids=(int(pid),), locals=numbers if local else (), listed=True)
+            yield _listed(*each[0])
+
+
+def _listed(pid: str, local: str, number: str) -> Seat:
+    """The rank of what may be a PID, or, if the text says `local`, its number on its host."""
+    numbers = (int(number),)
+    return Seat(() if local else numbers, pids=(int(pid),), locals=numbers if local else (), listed=True)
 
 
 def _by_host(text: str) -> list[Seat]:
@@ -228,7 +230,7 @@ def _of_noted_process(text: str) -> Seat | None:
     local = _LOCAL_NOTE.search(text)
     if local is None or _NOT_NOW.search(local[0]):
         return None
-    return Seat((), None, pids, locals=(int(local[1]),), listed=True)
+    return _listed(str(pids[0]), local[0], local[1])
 
 
 def rank_in_note(text: str) -> tuple[tuple[int], str | None] | None:

@@ -233,3 +233,19 @@ def test_columns_that_start_at_another_time_are_not_compared(tmp_path: Path) -> 
 )
 def test_a_table_that_is_none_of_calls(content: str, tmp_path: Path) -> None:
     assert not [piece for piece in text("recorder_tables", tmp_path, content) if piece.probe == "recorder"]
+
+
+@pytest.mark.parametrize(
+    ("frame", "site"),
+    [
+        ("vision.py:312 (visual.blocks.0)", ("unknown", "vision.py", 312)),
+        ("step (loop.py:88)", ("step", "loop.py", 88)),
+        ("models/lm.py:7", ("unknown", "models/lm.py", 7)),
+    ],
+)
+def test_the_frame_in_a_table_of_calls(frame: str, site: tuple[str, str, int], tmp_path: Path) -> None:
+    head = "| rank | seq | op | state | frame |\n|---|---|---|---|---|\n"
+    content = head + "".join(f"| {rank} | 7 | all_reduce | started | {frame} |\n" for rank in range(2))
+    stacks = [piece.record for piece in text("recorder_tables", tmp_path, content) if piece.probe == "stacks"]
+    frames = [(one.function, one.file, one.line) for one in stacks[0].threads[0].frames]
+    assert site in frames
