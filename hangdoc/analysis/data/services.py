@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hangdoc.analysis import Case, Detector, Key
+from hangdoc.analysis.data.wait_chains import process_name
 from hangdoc.analysis.network.data_connections import OPEN, data_connections
 from hangdoc.analysis.network.tcp_counters import RECEIVED, SocketHistory, growth, identity
 from hangdoc.analysis.ranks.phases import WAITING
@@ -79,7 +80,7 @@ def _awaited(case: Case, key: Key, at_s: set[float]) -> Iterator[tuple[Awaited, 
         pids = {pid for one in awaits for pid in one.peers or ()}
         if len(awaits) != 1 or awaits[0].way not in WAYS or any((key[0], pid) in case.ranks for pid in pids):
             continue
-        others = [f"PID {one.pid} ({one.command})" for one in chain.others if one.pid in pids]
+        others = [process_name(case, key, one) for one in chain.others if one.pid in pids]
         yield awaits[0], _name(awaits[0], *others[:1])
 
 

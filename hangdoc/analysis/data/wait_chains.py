@@ -371,7 +371,7 @@ def _text(case: Case, key: Key, links: Sequence[Link], end: str, last: Waiter | 
     """The chain in one sentence, without its subject."""
     parts = []
     for (waiter, awaited), peer in zip(links, [*(waiter for waiter, _ in links[1:]), last], strict=True):
-        name = _named(case, key, peer) if peer is not None else None
+        name = process_name(case, key, peer) if peer is not None else None
         if name is None and end == "circle":
             name = f"rank {case.ranks[key].target.rank} itself"
         parts.append(_format_link(waiter, awaited, name))
@@ -440,7 +440,8 @@ def _format_end(end: str, silent_s: float) -> str:
     return f": nothing for {silent_s:.0f} s"
 
 
-def _named(case: Case, key: Key, waiter: Waiter) -> str:
+def process_name(case: Case, key: Key, waiter: Waiter) -> str:
+    """The rank of a process, "rank 3"; of any other process "PID 71 (curl)"."""
     evidence = case.ranks.get((key[0], waiter.pid))
     number = evidence.target.rank if evidence is not None else None
     return f"PID {waiter.pid} ({waiter.command})" if number is None else f"rank {number}"

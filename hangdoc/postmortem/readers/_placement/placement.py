@@ -199,7 +199,7 @@ def placement_of(text: str) -> Placement:
         layout.feed(line)
         gpu_use.feed(line)
         hosts.update(_named_host(line))
-        if (shown := _SHOWN.match(line)) and len(processes) < MAX_STATING:
+        if ("-p" in line or "Process " in line) and (shown := _SHOWN.match(line)) and len(processes) < MAX_STATING:
             processes.add(int(shown[1] or shown[2]))
         of_tee.update(_TEE.findall(line[:MAX_LABELLED]))
         of_torch.update(map(int, _TORCH.findall(line[:MAX_LABELLED])))
