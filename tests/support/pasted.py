@@ -77,6 +77,7 @@ GROUPS = (
     "fiftysecond",
     "fiftythird",
     "fiftyfourth",
+    "fiftyfifth",
 )
 CLASSES = (
     "collective_wait",
