@@ -45,25 +45,42 @@ class Process(Protocol):
     """A process that may be a rank."""
 
     @property
-    def rank(self) -> int:
-        """Its number; -1: unknown."""
+    def rank(self) -> int | None:
+        """Its number; -1 or None: unknown."""
 
     @property
-    def pid(self) -> int:
-        """Its PID; -1: unknown."""
+    def pid(self) -> int | None:
+        """Its PID; -1 or None: unknown."""
+
+    @property
+    def host(self) -> str | None:
+        """Where it runs; None: unknown."""
 
 
 def name_processes(processes: Iterable[Process]) -> str:
-    """`rank 2`, `ranks 0-1,7 and pid 4276`, `no rank`: by PID if the rank is unknown."""
+    """`rank 2`, `ranks 0-1,7 and pid 4276`, `host gpu07`, `no rank`: by PID if the rank is unknown.
+
+    A suspect of which the text shows neither is a host.
+    """
     found = list(processes)
-    nameless = [one.pid for one in found if one.rank < 0]
-    pids = [str(pid) for pid in nameless if pid >= 0]
-    named = [name_ranks(one.rank for one in found if one.rank >= 0)] if len(nameless) < len(found) or not found else []
+    ranks = [one.rank for one in found if one.rank is not None and one.rank >= 0]
+    nameless = [one for one in found if one.rank is None or one.rank < 0]
+    pids = [str(one.pid) for one in nameless if one.pid is not None and one.pid >= 0]
+    hosts = [one.host for one in nameless if one.rank is None and one.pid is None and one.host]
+    named = [name_ranks(ranks)] if ranks or not found else []
     if pids:
         named.append(f"pid {', '.join(pids)}")
-    if unknown := len(nameless) - len(pids):  # from a dump without rank and PID
+    if hosts:
+        distinct = list(dict.fromkeys(hosts))
+        named.append(f"host{'s' if len(distinct) > 1 else ''} {', '.join(distinct)}")
+    if unknown := len(nameless) - len(pids) - len(hosts):  # from a dump without rank and PID
         named.append("an unnamed process" if unknown == 1 else f"{unknown} unnamed processes")
     return " and ".join(named)
+
+
+def capitalized(text: str) -> str:
+    """The text with a capital first letter; names of hosts in it keep theirs."""
+    return text[:1].upper() + text[1:]
 
 
 def endpoint(address: str, port: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hangdoc.analysis.facts import Facts, RankFacts
-from hangdoc.formatting import name_processes
+from hangdoc.formatting import capitalized, name_processes
 from hangdoc.incident.record import Outcome
 
 LAUNCHERS = {"torchrun": "torchrun", "mpi": "mpirun", "slurm": "srun"}
@@ -31,16 +31,14 @@ def outcome_of(facts: Facts | None, at: str, stalled: bool = False) -> Outcome:
     if launcher := _launcher(facts) if "told" in kinds else None:
         return Outcome("killed_by_launcher", f"{launcher} ended {name_processes(ended)}: {_how(ended)}.", at)
     whose = "an operator, the scheduler or a memory guard"
-    return Outcome(
-        "killed", f"{_capitalized(name_processes(ended))} {_was(ended)} ended by {_how(ended)}: {whose}.", at
-    )
+    return Outcome("killed", f"{capitalized(name_processes(ended))} {_was(ended)} ended by {_how(ended)}: {whose}.", at)
 
 
 def _failure_text(gave_up: Collection[RankFacts], ended: Collection[RankFacts], facts: Facts, stalled: bool) -> str:
     """Ranks that gave up, and why they may have; then those that the launcher ended."""
     raised = all(rank.exit.kind == "failed" and (stalled or rank.exit.waited) for rank in gave_up)
     why = ", as after a collective timeout or a connection that a peer closed" if raised else ""
-    text = f"{_capitalized(name_processes(gave_up))} gave up: {_how(gave_up)}{why}."
+    text = f"{capitalized(name_processes(gave_up))} gave up: {_how(gave_up)}{why}."
     if ended:
         who = _launcher(facts)
         by = f"{who} then ended" if who else "Then a signal ended"
@@ -64,7 +62,3 @@ def _launcher(facts: Facts) -> str | None:
     """The name of the launcher that made the ranks; None: they were started by hand."""
     targets = (rank.target for rank in facts.case.ranks.values())
     return next((LAUNCHERS[one.launcher] for one in targets if one.launcher in LAUNCHERS and one.launcher_pid), None)
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]

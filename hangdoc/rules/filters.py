@@ -11,7 +11,7 @@ from jinja2.exceptions import TemplateRuntimeError
 
 from hangdoc.analysis.facts import where
 from hangdoc.evidence.record import field_names
-from hangdoc.formatting import fold_hosts, fold_ranks, name_processes, percent, seconds, size
+from hangdoc.formatting import capitalized, fold_hosts, fold_ranks, name_processes, percent, seconds, size
 
 MAX_PAIRS = 8  # of ranks named in a text
 MAX_TEXT = 20_000  # characters of a text
@@ -39,16 +39,16 @@ def _plain(value: Any) -> Any:
 
 def _rank_list(ranks: Iterable[Any]) -> str:
     """`0-1,7`."""
-    return fold_ranks(r.rank for r in ranks if r.rank >= 0)
+    return fold_ranks(r.rank for r in ranks if r.rank is not None and r.rank >= 0)
 
 
 def _pids(ranks: Iterable[Any]) -> str:
     """`4276 4278`, as arguments of kill."""
-    return " ".join(str(r.pid) for r in ranks)
+    return " ".join(str(r.pid) for r in ranks if r.pid is not None)
 
 
 def _hosts(ranks: Iterable[Any]) -> str:
-    return fold_hosts(r.host for r in ranks)
+    return fold_hosts(r.host for r in ranks if r.host is not None)
 
 
 def _attr(values: Iterable[Any], path: str, digits: int | None = None) -> str:
@@ -203,7 +203,8 @@ _KEPT = (
 )  # fmt: skip
 FILTERS: Mapping[str, Callable[..., Any]] = {
     **{name: jinja2.filters.FILTERS[name] for name in _KEPT},
-    **{made.__name__: _of_text(made) for made in (str.capitalize, str.lower, str.strip, str.upper)},
+    **{made.__name__: _of_text(made) for made in (str.lower, str.strip, str.upper)},
+    "capitalize": _of_text(capitalized),
     "first": _first,
     "last": _last,
     "min": _min,

@@ -26,8 +26,9 @@ def test_ranks(ranks: list[int], folded: str, named: str) -> None:
 
 @dataclass(frozen=True)
 class Process:
-    rank: int
-    pid: int
+    rank: int | None
+    pid: int | None
+    host: str | None = "n1"
 
 
 @pytest.mark.parametrize(
@@ -39,9 +40,11 @@ class Process:
         ([(2, 102), (-1, 101)], "rank 2 and pid 101"),
         ([(2, 102), (-1, -1)], "rank 2 and an unnamed process"),
         ([(-1, -1), (-1, -1)], "2 unnamed processes"),
+        ([(None, None), (None, None)], "host n1"),
+        ([(3, None), (None, 101), (None, None)], "rank 3 and pid 101 and host n1"),
     ],
 )
-def test_processes(processes: list[tuple[int, int]], named: str) -> None:
+def test_processes(processes: list[tuple[int | None, int | None]], named: str) -> None:
     assert formatting.name_processes(Process(*one) for one in processes) == named
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import playbooks
-from hangdoc.analysis import Case
+from hangdoc.analysis import Case, Suspect
 from hangdoc.analysis.facts import Facts, Schema, derive, schema
 from hangdoc.demo import reproducer as demo
 from hangdoc.evidence import RankEvidence, Snapshot, Target
@@ -132,16 +132,21 @@ def test_where_every_probe_looked_and_saw_nothing_nothing_fires(ranks: int, stal
 
 
 @pytest.mark.parametrize("id", IDS)
-@pytest.mark.parametrize("filled", ["all", "culprits"])
+@pytest.mark.parametrize("filled", ["all", "culprits", "hosts"])
 def test_every_text_can_be_said_of_ranks_of_which_nothing_is_known(id: str, filled: str) -> None:
+    """`hosts`: the suspects are hosts of which nothing shows a rank; no rank is selected where these can be blamed."""
     told = shipped(id)
     kinds, envelope = types_of_facts(), told.envelope
     rank, job = _blank(kinds.rank), _blank(kinds.job)
+    if filled == "hosts":
+        job = replace(job, **{group: _suspected(getattr(job, group)) for group in field_names(kinds.job)})
     scope: dict[str, Any] = {"job": job}
     scope |= dict.fromkeys((*envelope.select, OBSERVED, UNOBSERVED), (rank,))
     if envelope.links:
         link = typing.get_args(typing.get_type_hints(type(job.network))["links"])[0]
         scope |= dict.fromkeys(envelope.links, (_blank(link),))
+    if filled == "hosts" and envelope.blame:
+        scope |= dict.fromkeys(envelope.select, ())
     if filled == "culprits":
         empty = {*envelope.select, *envelope.links} - {envelope.culprits, envelope.blame_links}
         scope |= dict.fromkeys(empty, ())
@@ -151,6 +156,14 @@ def test_every_text_can_be_said_of_ranks_of_which_nothing_is_known(id: str, fill
         each = told.listings.get((*at[:2], "each"))
         items = each.value(scope) if each is not None else []
         assert "None" not in template.render({**scope, "item": next(iter(items), "item")})
+
+
+def _suspected(group: Any) -> Any:
+    """The facts of a group with a host in each list of suspects."""
+    kind: Any = type(group)
+    hints = typing.get_type_hints(kind)
+    hosts = [name for name in field_names(kind) if hints[name] == tuple[Suspect, ...]]
+    return replace(group, **dict.fromkeys(hosts, (Suspect(None, None, "gpu07"), Suspect(None, None, "gpu08"))))
 
 
 def _blank(kind: Any) -> Any:
