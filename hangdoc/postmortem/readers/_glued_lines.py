@@ -36,6 +36,7 @@ _BEGINS = re.compile(
     r"|(?<=[^\s\d])(?=\d{3,9} RANK=\d)"
     r"|(?:(?<=[.!?)\]])|(?<=[.!?)\]] )|(?<=[.!?)\]] {2})|(?<=[.!?)\]] {3}))(?=\d{1,3}%\|)"
     rf"|(?<=[\w.)])(?=(?:{_STACK}))"
+    r"|(?<=[)\]])(?=(?:[a-z_]\w{0,30}\.){0,4}[A-Z]\w{1,40}(?:Error|Exception): )"
     rf'|(?:(?<=\d\))|(?<=\w")|(?<=t\):)|(?<=[\w>)]))(?= {{2,12}}(?:{_FRAME}))'
 )
 # What a line ends in before a frame that was written behind it: another frame, or the heading of a stack.
@@ -57,6 +58,7 @@ _AGAIN = re.compile(
     r"|\[?[EWIF]\d{4} \d\d:\d\d:\d\d\.\d{3,9} (?=[\w/.-]{1,200}[ :])"  # glog
     rf"|\[?{DATE}\]?[ ,](?=\S)"
 )
+_DATED = re.compile(rf"\[?{DATE}")
 _STATED = re.compile(  # what may stand in front of a message without being one: prefixes of its line
     r"(?:\[[^\]\n]{0,200}\][:,]?|\([^)\n]{0,120}\)|<[^>\n]{0,40}>:?|[\w./@-]{1,120}[:|]|\d[\d:.,TZ+-]*"
     r"|[\w.-]{1,80}\s+\||"
@@ -128,11 +130,17 @@ def _messages(text: str) -> Iterable[str]:
     cuts: list[int] = []
     for match in islice(_AGAIN.finditer(text, 12), MAX_MESSAGES):
         begin = cuts[-1] if cuts else 0
-        if match.start() - begin >= 12 and not only_prefixes(text, begin, match.start()):
-            cuts.append(match.start())
+        at = match.start()
+        if at - begin >= 12 and (_is_second_date(text, begin, at) or not only_prefixes(text, begin, at)):
+            cuts.append(at)
     if not cuts:
         return (text,)
     return [text[a:b].rstrip() for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def _is_second_date(text: str, begin: int, at: int) -> bool:
+    """True if a line with a date ends in a letter or digit, and the next date follows: `size: 82026-04-16 ...`."""
+    return text[at - 1].isalnum() and _DATED.match(text, begin) is not None and _DATED.match(text, at) is not None
 
 
 def only_prefixes(text: str, begin: int, end: int, most_words: int = 2) -> bool:

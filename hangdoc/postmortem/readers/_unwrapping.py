@@ -23,6 +23,7 @@ NARROWEST_TERMINAL, _MOSTLY = 60, 0.4  # columns; share of full lines in a block
 _TERMINALS = (80, 100, 120, 132, 160)  # columns
 _CHATS = (100, 120)  # columns; a narrower text may have been broken anywhere
 LEAST_CUTS, LEAST_WORD_CUTS = 2, 3  # for a width to be certain
+MAX_CUTS = 4  # of most lines that a terminal wrapped: more of one length are rows of a table
 LONGEST_WORD, NEAR_WIDTH = 12, 10  # characters of a common word; left of the width by the longest line
 _WIDTHS = (72, 76, 78, 79, 80, 100, 120, 132)  # at which programs wrap
 
@@ -103,7 +104,7 @@ def _cut_by_terminal(lines: Sequence[TextLine]) -> Between | None:
     around = [f"{a[-1]}{b[0]}" for a, b in cuts if join(a, b) is not None]
     inside = [one for one in around if re.fullmatch(r"[ \w]\w", one)]
     near = sum(width - LONGEST_WORD <= len(line.text) < width for line in lines)
-    certain = len(cuts) >= max(LEAST_CUTS, near) and 2 * len(ends) >= len(cuts) and 4 * len(inside) >= len(cuts)
+    certain = len(cuts) >= max(LEAST_CUTS, near) and min(MAX_CUTS * len(ends), 4 * len(inside)) >= len(cuts)
     return join if certain and any(map(_INSIDE.fullmatch, inside)) else None
 
 

@@ -28,7 +28,7 @@ _GLOG = re.compile(
 _OLD_GLOG = re.compile(r"\[[EWFI] \w+\.\w+:\d+\] ?")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
-_COMPOSE = re.compile(r"(?P<host>[a-z0-9][\w.-]*) +\| ")  # docker compose
+_COMPOSE = re.compile(r"(?P<host>(?!\d+ )[a-z0-9][\w.-]*) +\| ")  # docker compose
 # Stripped one at a time, in this order: the least specific come last.
 _PREFIXES: tuple[re.Pattern[str], ...] = (
     re.compile(r"\[rank(?P<rank>\d{1,6})\]:? ?"),

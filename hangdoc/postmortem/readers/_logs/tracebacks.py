@@ -20,7 +20,9 @@ _FRAME = re.compile(
 _WATCHDOG_FRAME = re.compile(
     r"(?:^|[\s:])#(\d{1,3}) (?P<function>\S{1,200}) from (?P<file>\S{1,1000}):(?P<line>\d{1,9})\s*$"
 )
-_EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<message>.*))?$")
+_EXCEPTION = re.compile(
+    r"(?!(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b)(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<message>.*))?$"
+)
 _GLUED = re.compile(r"(?<=\w)\[rank\d{1,6}\]: ?Traceback.*$")  # the next rank wrote before the end of the line
 CHAINED = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 _CONTINUES = re.compile(r"[:,]\s*$|NCCL error|CollectiveFingerPrint|DistBackendError")
