@@ -9,7 +9,7 @@ from typing import Literal
 from hangdoc.analysis import Key
 from hangdoc.analysis.facts import Facts, RankFacts
 from hangdoc.analysis.ranks.process import STOPPED
-from hangdoc.analysis.thresholds import MOSTLY, OFTEN, PACE_LOOKS
+from hangdoc.analysis.thresholds import DRIFTED_CHANGES, MOSTLY, OFTEN, PACE_LOOKS
 from hangdoc.diagnose import Judge, undecided_ranks
 from hangdoc.verdict import Verdict
 from hangdoc.watch.session import Session
@@ -158,10 +158,12 @@ def is_balanced(facts: Facts) -> bool:
 
 
 def is_paced(facts: Facts) -> bool:
-    """False if the ranks make steps, and a few more looks would show whether one of them makes its peers wait."""
+    """False if the ranks make steps, and a few more looks would show whether one of them makes its peers wait, or
+    leaves out some of its steps.
+    """
     if len(facts.ranks) == 1:
         return True
-    if any(map(_may_be_late, facts.ranks)):
+    if any(_may_be_late(rank) or _may_drift(rank) for rank in facts.ranks):
         return False
     if not facts.job.network.moving:
         return True
@@ -176,6 +178,11 @@ def _may_be_late(rank: RankFacts) -> bool:
     if (pace.late_share or 0.0) < MOSTLY or pace.late or pace.each_step:
         return False
     return pace.steps >= 2 or bool(rank.service.name)
+
+
+def _may_drift(rank: RankFacts) -> bool:
+    """True if its parameters change less or more often than those of its replicas, by more than chance."""
+    return rank.replicas.apart is None and 2 * rank.replicas.drift > DRIFTED_CHANGES
 
 
 def is_quiet(facts: Facts) -> bool:

@@ -30,7 +30,7 @@ class ReplicaFacts:
     wrapper: str | None = None  # class that keeps replicas equal: "DistributedDataParallel"
     parameter: str | None = None  # one that was compared: "model.module.head.weight"
     states: int = 0  # counts of changes at which its parameters differed from those of a rank that it is apart from
-    drift: int = 0  # changes by which it ran ahead of or fell behind such a rank
+    drift: int = 0  # changes by which it ran ahead of or fell behind a rank that it was never seen equal to
     stood: int = 0  # looks in which its parameters did not change, although it has the gradients of ranks that step
     nonfinite: str | None = None  # what a parameter holds now: "model.module.head.weight holds nan"
     unregistered: tuple[str, ...] = ()  # trainable parameters that the wrapper does not reduce: added after it was made
@@ -210,6 +210,7 @@ class _Comparison:
     named: Named
     sides: list[list[Key]]  # ranks that were seen with an equal value, directly or by way of others
     apart: Mapping[Key, tuple[int, int]]  # states and drift of the ranks that are apart from another side
+    drifts: Mapping[Key, int]  # drift of every rank from another side
 
     @property
     def equal(self) -> bool:
@@ -233,7 +234,10 @@ def _compare(
     differing = max((one for one in compared if one.decided), key=lambda one: len(one.sides), default=None)
     if differing is None:
         same = bool(compared) and all(one.equal for one in compared)
-        return ({key: replace(facts[key], apart=False, odd=False) for key in members}, 1) if same else ({}, None)
+        if same:
+            return {key: replace(facts[key], apart=False, odd=False) for key in members}, 1
+        drifts = {key: max(one.drifts.get(key, 0) for one in compared) for key in members} if compared else {}
+        return {key: replace(facts[key], drift=drift) for key, drift in drifts.items()}, None
     most = max(map(len, differing.sides))
     majority = most > max(1.0, HALF * len(members))
     gradients = {key: histories[differing.named].gradients for key, histories in members.items()}
@@ -308,13 +312,15 @@ def _union(digests: Iterable[frozenset[str]]) -> frozenset[str]:
 def _comparison(named: Named, held: Mapping[Key, _History]) -> _Comparison:
     sides = _sides(held)
     apart: dict[Key, tuple[int, int]] = {}
+    drifts: dict[Key, int] = {}
     for side in sides:
         others = [key for other in sides if other is not side for key in other][:MAX_COMPARED]
         for key in side if others else ():
             states, drift = max(_difference(held[key], held[other]) for other in others)
+            drifts[key] = drift
             if states >= WATCHED_LOOKS or drift >= DRIFTED_CHANGES:
                 apart[key] = states, drift
-    return _Comparison(named, sides, apart)
+    return _Comparison(named, sides, apart, drifts)
 
 
 def _sides(held: Mapping[Key, _History]) -> list[list[Key]]:

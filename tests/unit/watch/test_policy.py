@@ -52,12 +52,13 @@ def rank(
     undecided: bool = False,
     server: str | None = None,
     steps: int = 0,
+    drift: int = 0,
 ) -> Any:
     progress = SimpleNamespace(compute_share=computes, wait_share=waits)
     pace = SimpleNamespace(late=late, late_share=1.0 - waits, each_step=False, steps=steps)
     return SimpleNamespace(
         progress=progress,
-        replicas=SimpleNamespace(apart=apart),
+        replicas=SimpleNamespace(apart=apart, drift=drift),
         pace=pace,
         batch=SimpleNamespace(undecided=undecided),
         service=SimpleNamespace(name=server),
@@ -100,6 +101,7 @@ def test_only_a_healthy_verdict_without_doubts_is_given_early(
 UNEQUAL = [rank(0.9, 0.1, late=None), rank(0.3, 0.7, late=None)]
 EQUAL = [rank(0.9, 0.1, late=None), rank(0.8, 0.2, late=None)]
 LONG_STEPS = [rank(0.9, 0.1, steps=2), rank(0.0, 1.0)]
+DRIFTING = [rank(0.9, 0.1, apart=None, drift=9), rank(0.9, 0.1, apart=None, drift=9)]
 SERVED = [rank(0.0, 0.0, server="10.0.0.7:443"), rank(0.0, 1.0)]  # a step takes longer than the first look
 
 
@@ -114,6 +116,7 @@ SERVED = [rank(0.0, 0.0, server="10.0.0.7:443"), rank(0.0, 1.0)]  # a step takes
         ("healthy", [rank(0.9, 0.1, late=None)], PACE_LOOKS, True, ONCE_SOON_S, True),  # it keeps nobody waiting
         ("stalled", UNEQUAL, PACE_LOOKS, True, ONCE_LIMIT_S, True),
         ("healthy", LONG_STEPS, PACE_LOOKS + 1, True, ONCE_LIMIT_S, False),
+        ("healthy", DRIFTING, PACE_LOOKS + 1, True, ONCE_LIMIT_S, False),
         ("healthy", SERVED, PACE_LOOKS + 1, True, ONCE_LIMIT_S, False),
         ("healthy", SERVED, PACE_LOOKS + 1, False, ONCE_LIMIT_S, False),
         ("healthy", SERVED, PACE_LOOKS + 1, True, ONCE_BUSY_S, True),

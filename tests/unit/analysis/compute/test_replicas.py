@@ -119,6 +119,18 @@ def test_ranks_that_train_at_their_own_pace(stage: Stage) -> None:
     assert replicas(found)[0].drift == 18 * (LOOKS - 1)
 
 
+def test_a_rank_that_leaves_out_some_of_its_steps(stage: Stage) -> None:
+    """No state of it is one of its peers; its count falls behind, here by one in four."""
+
+    def rule(rank: int, look: int) -> list[Parameter]:
+        return [parameter(100 + 4 * look - (rank == 2) * (30 + look), f"{look} of {rank == 2}")]
+
+    for looks, expected in ((LOOKS, None), (20, True)):
+        found = facts(stage, rule, looks=looks)
+        assert apart(found) == [expected] * 3
+        assert [one.drift for one in replicas(found)] == [looks - 1] * 3
+
+
 def test_too_few_looks(stage: Stage) -> None:
     assert apart(facts(stage, one_differs, looks=5)) == [None] * 3
 
