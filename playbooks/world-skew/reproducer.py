@@ -1,13 +1,15 @@
 """A job on three hosts; one of them was started from an older script.
 
-python reproducer.py [--variant size|options|precision|launcher|folder]
+python reproducer.py [--variant size|options|precision|launcher|folder|prefix]
 
 --variant   size: the last host was told a larger WORLD_SIZE; options: one was given another --update-every;
             precision: one has another compute type in its environment; launcher: two launchers, told 3 hosts and 2;
-            folder: ranks meet in a file, in a folder with the name of the settings, and one has other settings
+            folder: ranks meet in a file, in a folder with the name of the settings, and one has other settings;
+            prefix: ranks meet in a part of the store with a name that each computes from its environment
 """
 
 import argparse
+import hashlib
 import os
 import pathlib
 import socket
@@ -73,6 +75,8 @@ def train(update_every, runs):
         folder = pathlib.Path(runs, f"every-{update_every}")
         folder.mkdir(exist_ok=True)
         dist.init_process_group("gloo", f"file://{folder}/peers", rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+    elif os.environ.get("DATA_ROOT"):
+        join_run(rank, int(os.environ["WORLD_SIZE"]))
     else:
         dist.init_process_group("gloo")
     for epoch in range(10_000):
@@ -86,6 +90,16 @@ def train(update_every, runs):
         if rank == 0:
             print(f"epoch {epoch} loss {loss:.4f}", flush=True)
     dist.destroy_process_group()
+
+
+def join_run(rank, size):
+    """Meet in a part of the store that no earlier run of the same settings can have left."""
+    import torch.distributed as dist
+
+    master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    run_name = hashlib.sha256(os.environ["DATA_ROOT"].encode()).hexdigest()[:16]
+    store = dist.TCPStore(*master, size, is_master=rank == 0)
+    dist.init_process_group("gloo", store=dist.PrefixStore(run_name, store), rank=rank, world_size=size)
 
 
 # --- what starts it on each host -------------------------------------------------------------------------
@@ -106,6 +120,8 @@ def start(variant, host, port, runs):
     size = HOSTS + 1 if variant == "size" and host == 2 else HOSTS
     environment |= {"RANK": str(host), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     environment["MIXED_PRECISION"] = "bf16" if variant == "precision" and host == 1 else "no"
+    if variant == "prefix":
+        environment["DATA_ROOT"] = "/data/corpus/" if host == 2 else "/data/corpus"
     every = "6" if variant in ("options", "folder") and host == 1 else "4"
     where = ["--runs", runs] if variant == "folder" else []
     return subprocess.Popen([sys.executable, script, "--update-every", every, *where], env=environment)
@@ -135,7 +151,9 @@ def main(variant):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--variant", choices=("size", "options", "precision", "launcher", "folder"), default="size")
+    parser.add_argument(
+        "--variant", choices=("size", "options", "precision", "launcher", "folder", "prefix"), default="size"
+    )
     parser.add_argument("--update-every", type=int, default=4, help="batches between two updates")
     parser.add_argument("--runs", help="folder of the runs, in one of which the ranks meet")
     args = parser.parse_args()

@@ -17,7 +17,8 @@ from hangdoc.analysis.collectives.tensor_arguments import TensorArgumentFacts
 from hangdoc.analysis.ranks.call_path import is_library
 from hangdoc.analysis.ranks.divergence import DivergenceFacts
 from hangdoc.analysis.startup.rendezvous import launch_in
-from hangdoc.evidence import Environ, Process, ProcessGroups, Stacks, Variable
+from hangdoc.analysis.thresholds import COMPARABLE_RANKS
+from hangdoc.evidence import Environ, Frame, Process, ProcessGroups, Stack, Stacks, Variable
 from hangdoc.evidence.limits import valid_world_size
 from hangdoc.evidence.software import Versions
 from hangdoc.formatting import fold_ranks, name_ranks
@@ -34,6 +35,10 @@ STEERS = re.compile(
     r"|dim|width|depth|seq\w*|vocab\w*|model|world|nnodes|nproc|parallel|tp|pp|dp|zero\w*|bucket\w*|freq\w*|interval|every|clip\w*"
     r"|ema|freeze\w*|unused|sync\w*)(?:_|$)"
 )
+# Name parts of variables that hold what the ranks may have to agree on before they meet: a part of the store.
+RUN = re.compile(
+    r"(?:^|_)(?:run|job|session|group|prefix|name_?space|rdzv|rendezvous|experiment|exp|uuid|digest|fingerprint)(?:_|$)"
+)
 VARIABLES = re.compile(
     r"ACCELERATE_(?!PROCESS|TORCH_DEVICE)\w+|DEEPSPEED_\w+|FSDP_\w+|PL_TORCH\w*|PYTORCH_JIT|TORCHDYNAMO_DISABLE|NVIDIA_TF32_OVERRIDE"
     r"|(?:ATEN|ONEDNN|DNNL|MKL)_\w*(?:CAPABILITY|ISA|CBWR|MATH)\w*|\w*(?:PRECISION|DTYPE|BF16|FP16|TF32)\w*"
@@ -42,6 +47,7 @@ VARIABLES = re.compile(
 C10D = "/torch/distributed/distributed_c10d.py"
 OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 MAX_VALUE = 60  # characters of a value
+_DIGITS = re.compile(r"\d+")
 
 Values = Mapping[Key, str]
 
@@ -61,6 +67,8 @@ class SettingsJob:
     lines: tuple[str, ...] = ()
     sizes: bool = False  # world size or number of hosts differs
     meetings: bool = False  # the file in which the ranks meet differs: `init_method`
+    runs: bool = False  # all ranks are in `init_process_group`, and a minority has another name of the run
+    prefixed: bool = False  # and their scripts pass a part of the store, which has a name
     versions: bool = False
     options: bool = False  # options or variables differ, and the ranks diverge along them
 
@@ -71,7 +79,7 @@ class Difference:
 
     name: str
     values: Values
-    kind: str  # size | meeting | version | option | variable; of `differences`, one of its KINDS
+    kind: str  # size | meeting | run | version | option | variable; of `differences`, one of its KINDS
     outlier: frozenset[Key]  # ranks with a minority value
 
 
@@ -83,7 +91,7 @@ class SettingsAnalysis(Analysis[SettingsFacts, SettingsJob]):
     def derive(self, case: Case) -> tuple[dict[Key, SettingsFacts], SettingsJob]:
         facts = dict.fromkeys(case.ranks, SettingsFacts())
         alive = [key for key in case.ranks if case.ranks[key].alive is not False]
-        counted = [*_sizes(case, alive), *_meetings(case, alive), *_versions(case, alive)]
+        counted = [*_sizes(case, alive), *_meetings(case, alive), *_runs(case, alive), *_versions(case, alive)]
         diverging = [one for one in (*_options(case, alive), *_variables(case, alive)) if _divides(case, one)]
         differences = [*counted, *diverging]
         if differences:
@@ -94,6 +102,8 @@ class SettingsAnalysis(Analysis[SettingsFacts, SettingsJob]):
             tuple(format_difference(case, one) for one in differences),
             "size" in kinds,
             "meeting" in kinds,
+            "run" in kinds,
+            "run" in kinds and any(_passes_prefix(case, key) for key in alive),
             "version" in kinds,
             bool(diverging),
         )
@@ -123,10 +133,20 @@ def _world_size(case: Case, key: Key) -> int | None:
 
 def _joining(case: Case, key: Key) -> Sequence[Variable]:
     """The variables of `init_process_group`, while a rank is in it."""
+    return [one for thread in _joining_threads(case, key) for one in _variables_in(thread, _joins)]
+
+
+def _joining_threads(case: Case, key: Key) -> Sequence[Stack]:
     stacks = case.record(key, "stacks")
-    threads = stacks.threads if isinstance(stacks, Stacks) else ()
-    frames = [frame for thread in threads for frame in thread.frames if frame.function == "init_process_group"]
-    return [one for frame in frames if frame.file.endswith(C10D) for one in frame.variables or ()]
+    return [one for one in stacks.threads if any(map(_joins, one.frames))] if isinstance(stacks, Stacks) else []
+
+
+def _joins(frame: Frame) -> bool:
+    return frame.function == "init_process_group" and frame.file.endswith(C10D)
+
+
+def _variables_in(thread: Stack, chosen: Callable[[Frame], bool]) -> Iterator[Variable]:
+    return (one for frame in thread.frames if chosen(frame) for one in frame.variables or ())
 
 
 def _meetings(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
@@ -141,6 +161,38 @@ def _meetings(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
         for key, url in given.items()
     }
     yield from _difference("init_method", files, "meeting")
+
+
+def _runs(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
+    """Names of the run in the code that has called `init_process_group`, while every rank is in it and none is missing.
+
+    Names that differ in digits only number a rank or tell the time.
+    """
+    if len(keys) < COMPARABLE_RANKS or any(_world_size(case, key) != len(keys) for key in keys):
+        return
+    named = {key: dict(_run_names(case, key)) for key in keys}
+    for name in sorted(set.intersection(*map(set, named.values()))):
+        values = {key: each[name] for key, each in named.items()}
+        often = Counter(values.values()).most_common(1)[0][1]
+        if 2 * often > len(keys) and len({_DIGITS.sub("", value) for value in values.values()}) > 1:
+            yield from _difference(name, values, "run")
+
+
+def _run_names(case: Case, key: Key) -> Iterator[tuple[str, str]]:
+    """The outermost frame comes last, and its name of a variable counts."""
+    for thread in _joining_threads(case, key):
+        for one in _variables_in(thread, lambda frame: not is_library(frame.file)):
+            if one.kind == "str" and RUN.search(one.name.lower()):
+                yield one.name, one.text
+
+
+def _passes_prefix(case: Case, key: Key) -> bool:
+    """True if the caller of `init_process_group` has a `PrefixStore`."""
+    return any(
+        "PrefixStore" in one.text
+        for thread in _joining_threads(case, key)
+        for one in _variables_in(thread, lambda frame: not frame.file.endswith(C10D))
+    )
 
 
 def _versions(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:

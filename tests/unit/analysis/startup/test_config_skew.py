@@ -167,3 +167,33 @@ def test_where_ranks_meet(ends: Sequence[str | None], outliers: list[int], tmp_p
     found = judged(tmp_path, *joining)
     assert odd(found) == outliers
     assert found.job.settings.meetings is bool(outliers)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "size", "outliers"),
+    [
+        ("run_name", ("9ac1", "9ac1", "77be"), 3, [2]),
+        ("run_name", ("9ac1", "9ac1", "9ac1"), 3, []),
+        ("run_name", ("9ac1", "77be", "e0d4"), 3, []),  # of each rank its own
+        ("run_name", ("exp-0", "exp-0", "exp-1"), 3, []),  # a number of a host, or a time
+        ("run_name", ("9ac1", "9ac1", "77be"), 4, []),  # a rank is missing, for which the others wait
+        ("role", ("master", "worker", "worker"), 3, []),
+    ],
+)
+def test_the_name_under_which_ranks_meet(
+    name: str, values: Sequence[str], size: int, outliers: list[int], tmp_path: Path
+) -> None:
+    joining = [
+        in_c10d(
+            "init_process_group",
+            *REDUCES,
+            variables={
+                "init_process_group": [Variable("world_size", "", number=size, kind="int")],
+                "train": [Variable(name, f'"{value}"', kind="str")],
+            },
+        )
+        for value in values
+    ]
+    found = judged(tmp_path, *joining)
+    assert odd(found) == outliers
+    assert found.job.settings.runs is bool(outliers)
