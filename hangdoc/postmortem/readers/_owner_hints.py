@@ -18,6 +18,7 @@ from hangdoc.postmortem.readers._host_names import (
     listed_numbers,
     prompt_of,
 )
+from hangdoc.postmortem.readers._process_relations import PID_OPTION, ProcessRelations
 from hangdoc.postmortem.readers._shell_loops import loop_items
 
 MAX_COMPANIONS = 4096  # ranks under one heading
@@ -60,8 +61,8 @@ _RANK_OF_PID = re.compile(
 _PID_OF_RANK = re.compile(r"\bpid[ :=#]{0,3}(?P<pid>\d{1,9}) ?[(=] ?r(?P<rank>\d{1,6})\b", re.IGNORECASE)
 # Behind the rank whose stack is shown: `rank 0 (2 and 3 are the same)`
 _AND_THESE = re.compile(
-    r"\((?:also |and |ranks? ){0,3}(\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to) ?\d{1,6}){0,64}) (?:is |are )?"
-    r"(?:all )?(?:exactly )?(?:the )?(?:same|identical|alike|look the same|as well|too)\b[^()\n]{0,30}\)",
+    r"\((?:also |and |ranks? ){0,3}(\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013|to) ?\d{1,6}){0,64}) (?:is |are |looks? )?"
+    r"(?:all )?(?:exactly |just )?(?:the )?(?:same|identical|alike|like (?:it|this|that)|as well|too)\b[^()\n]{0,30}\)",
     re.IGNORECASE,
 )
 _ALIKE_AT_END = re.compile(  # `taken on gx2 a minute before, rank 4 (5, 6, 7 the same):`
@@ -161,9 +162,6 @@ LOCAL_OF_PID = re.compile(r"\s{0,8}(?:/proc/)?(\d{3,9})(?:/environ)?[\s:=,>-]{1,
 
 _ENVIRON = re.compile(r"/proc/(?:(\d{1,9})|[^\s/]{1,40})/environ\b")
 _OF_ENVIRON = re.compile(r"\s{0,8}(?:export )?RANK=(\d{1,6})\s*")
-_PID_OPTION = re.compile(r"(?:^|\s)(?:-p|--pid)[ =]?(\d{1,9})(?=\s|$)")  # of py-spy, gdb, strace
-_CHILDREN_OF = re.compile(r"\b(?:pgrep\b.{0,40}? -P|ps\b.{0,40}? --ppid)[ =]?(\d{1,9})\b")  # of a process
-_CHILD = re.compile(r"\s{0,8}(\d{1,9})(?:\s.*)?")
 _VALUES = re.compile(r"(\s{1,40})(?:Arguments|Locals):\s*")  # of py-spy, below a frame: no headings are among them
 _RANK_AND_PID = re.compile(
     r"\branks?\b.*\bpids?\b|\bpids?\b.*\branks?\b|\d (?:has |is )?RANK=\d.*\d (?:has |is )?RANK=\d", re.IGNORECASE
@@ -174,40 +172,6 @@ _SAME = re.compile(
     re.IGNORECASE,
 )
 _ALL_SAME = re.compile(r"\b(?:both|all)\b.{0,20}\b(?:same|identical|alike)\b|\b(?:same|identical)\b", re.IGNORECASE)
-# `51389 and 51390 print the same as 51388`: processes, where the list of them is not known to be one of ranks.
-_SAME_PIDS = re.compile(
-    r"(?:^|[.;:(] |\bpids? )(?P<these>\d{3,9}(?:(?:, ?(?:and )?| and | ?& )\d{3,9}){0,64})(?: [a-z]{1,12}){0,4}?"
-    r" (?:(?:the )?(?:(?:same|identical)(?: \w{1,12})?|just) (?:as|to|like)|like) (?:pid )?(?P<one>\d{3,9})\b",
-    re.IGNORECASE,
-)
-# Below the heading of a process: `same as 30744`
-_SAME_AS_PID = re.compile(
-    r"\W{0,4}(?:the )?(?:same|identical)(?: (?:stack|picture|trace|frames|place))? (?:as|to) (?:pid )?(\d{3,9})\W{0,4}",
-    re.IGNORECASE,
-)
-# In a comment behind the command of one process: `(rank 0; 70312 and 70313 are the same)`
-_ALIKE_PIDS = re.compile(
-    r"(?<![\w.])(\d{3,9}(?:(?:, ?(?:and )?| and | ?& )\d{3,9}){0,64})(?: [a-z]{1,12}){0,3}? (?:the )?"
-    r"(?:same|identical|alike)\b",
-    re.IGNORECASE,
-)
-# `children of 70314: 70690 70691 70692`
-_CHILDREN = re.compile(
-    r"\bchild(?:ren| processes)? of (?:pid )?(?P<parent>\d{3,9})\b[^\d\n]{1,20}"
-    r"(?P<pids>\d{3,9}(?:[ ,]{1,3}\d{3,9}){0,256})\b",
-    re.IGNORECASE,
-)
-# `pid 3388, child of 3071 (pt_data_worker)`
-_CHILD_OF = re.compile(
-    r"\s{0,8}(?:pid )?(?P<pid>\d{3,9}),? (?:is )?(?:a )?child of (?:pid )?(?P<parent>\d{3,9})\b.{0,60}", re.IGNORECASE
-)
-# `one of the children of 3302 (the other 3 wait for work):`: a dump of a process without a PID follows
-_SOME_CHILD_OF = re.compile(
-    r"\W{0,8}(?:(?:one|the (?:first|last|other|second)|another|a) (?:of (?:the |its )?)?){0,2}"
-    r"(?:child(?:ren)?|workers?|subprocess(?:es)?)(?: process(?:es)?)? of (?:pid )?(?P<parent>\d{3,9})\b"
-    r"[^\d\n][^\n]{0,100}:\s*",
-    re.IGNORECASE,
-)
 # Processes of the list, as a heading: `5511, 5512, 5513 look all as this:`, `and 5514:`.
 _PIDS_ABOVE = re.compile(
     r"\s{0,8}(?:and |pids? ){0,2}(\d{3,9}(?:(?:, ?(?:and )?| and | & | )\d{3,9}){0,64})\b[^\d\n]{0,40}:\s*"
@@ -249,16 +213,12 @@ class OwnerHints:
     updated: bool = False  # a line since the last dump gave a hint
     companions: dict[int, tuple[int, ...]] = field(default_factory=dict)  # rank -> the ranks that share its heading
     listed: dict[int, int] = field(default_factory=dict)  # PID -> rank, as a list in the text says
-    twins: dict[int, int] = field(default_factory=dict)  # PID -> PID whose stack it has, as the text says
-    parents: dict[int, int] = field(default_factory=dict)  # PID -> PID of its parent, as `pgrep -P` lists its children
-    child_of: int | None = None  # PID of the parent of the process taken last, whose own PID is not stated
+    relations: ProcessRelations = field(default_factory=ProcessRelations)
     nodes: Callable[[int], int | None] | None = None  # the node of a process, by its number on it, as the text says
     _asked: bool = False  # the process is that of the last command, and not of its heading
     _remote: bool = False  # the last command ran on several hosts in turn
     _row: tuple[int, str | None] | None = None  # the line above names this rank and its PID; the host before it
     _environ: int | None = None  # the last command printed the environment of this PID; -1: of several
-    _next_child_of: int | None = None  # the dump that follows is that of a child of this PID
-    _parent: int | None = None  # the last command lists the children of this PID
     _values: int | None = None  # indent of the heading of variables, while these go on
     _taken: int | None = None  # rank of the last dump
     _spoke: int | None = None  # the rank that calls itself so in the line above
@@ -281,7 +241,7 @@ class OwnerHints:
             process = replace(process, local=self.local)
         elif rank is None and self.fixed.local is not None:
             process = replace(process, local=self.fixed.local, node=self.fixed.node)
-        self.child_of, self._next_child_of = self._next_child_of if pid is None else None, None
+        self.relations.take(pid)
         self._taken = rank
         self.rank = self.pid = self.local = self._spoke = self._row = self._variable = None
         self.updated = False
@@ -337,9 +297,7 @@ class OwnerHints:
         elif _LOG_NAMES.fullmatch(text):
             these = re.findall(r"\d+(?=\.[a-z])", text, re.IGNORECASE)
             text = f"== rank {these[0]} ==" if len(these) == 1 else f"== ranks {', '.join(these)} =="
-        if self._parent is not None and (child := _CHILD.fullmatch(text)):
-            if len(self.parents) < MAX_COMPANIONS:
-                self.parents[int(child[1])] = self._parent
+        if self.relations.lists_child(text):
             return
         if listed := PID_FIRST.fullmatch(text):
             self._list(int(listed[1]), int(listed[2]))
@@ -378,25 +336,17 @@ class OwnerHints:
             return
         if self._observe_next(text):
             return
-        if (child_of := _CHILD_OF.fullmatch(text)) and len(self.parents) < MAX_COMPANIONS:
-            self.parents[int(child_of["pid"])] = int(child_of["parent"])
-            self.pid, self.updated = int(child_of["pid"]), True
+        if (child := self.relations.child_in(text)) is not None:
+            self.pid, self.updated = child, True
             return
-        if child := _SOME_CHILD_OF.fullmatch(text):
+        if self.relations.announces_child(text):
             self.rank = self.pid = self.local = None
-            self._next_child_of = int(child["parent"])
             return
-        if children := _CHILDREN.search(text):
-            for child in re.findall(r"\d+", children["pids"])[: MAX_COMPANIONS - len(self.parents)]:
-                self.parents[int(child)] = int(children["parent"])
-            return
-        if self.pid is not None and self.updated and (same_as := _SAME_AS_PID.fullmatch(text)):
-            self._add_twins(str(self.pid), int(same_as[1]))
+        if self.pid is not None and self.updated and self.relations.makes_twin(self.pid, text):
             self.rank = self.pid = self.local = None
             self.updated = False
             return
-        if same_pids := _SAME_PIDS.search(text):
-            self._add_twins(same_pids["these"], int(same_pids["one"]))
+        if self.relations.observe(text):
             return
         if same := _SAME.search(text):
             self._observe_same(_CLAUSE.split(text[: same.start()])[-1] or text[: same.start()], int(same[1]))
@@ -441,14 +391,11 @@ class OwnerHints:
         if comment and rank is None and (said := RANK.search(OTHER_RANK.sub(" ", comment[0]))):
             rank = int(said[1]) if not several_ranks(comment[0]) else None
         local = _LOCAL.search(comment[0]) if comment and rank is None else None
-        if comment and (alike := _ALIKE_PIDS.search(comment[0])) and (own := _PID_OPTION.search(prompt.command)):
-            self._add_twins(alike[1], int(own[1]))
-        children = _CHILDREN_OF.search(prompt.command)
-        self._parent = int(children[1]) if children else None
+        self.relations.ask(prompt.command, comment[0] if comment else "")
         environ = _ENVIRON.search(prompt.command)
         self._environ = int(environ[1] or -1) if environ else None
-        pid, option = _PID.search(prompt.command), _PID_OPTION.search(prompt.command)
-        known = option is not None and (int(option[1]) in self.listed or int(option[1]) in self.parents)
+        pid, option = _PID.search(prompt.command), PID_OPTION.search(prompt.command)
+        known = option is not None and (int(option[1]) in self.listed or int(option[1]) in self.relations.parents)
         examined = option is not None and DEBUGGER.search(prompt.command) is not None
         if (pid is None and known) or (local and examined):
             pid = option
@@ -498,10 +445,6 @@ class OwnerHints:
             self.companions[rank] = (*self.companions.get(rank, ()), *own)[:MAX_COMPANIONS]
         self.rank = self.pid = self.local = None
         self.updated = False
-
-    def _add_twins(self, pids: str, one: int) -> None:
-        for pid in re.findall(r"\d+", pids)[: MAX_COMPANIONS - len(self.twins)]:
-            self.twins.setdefault(int(pid), one)
 
     def _observe_list(self, pairs: list[tuple[int, int]]) -> tuple[int, ...]:
         """Ranks and their PIDs, in either order: the numbers of the ranks are the smaller ones. Returns the ranks."""

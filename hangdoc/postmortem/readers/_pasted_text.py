@@ -166,7 +166,7 @@ class _Owners:
             for rank in ranks if number in self._newest else ():
                 if rank not in self._newest:
                     yield _copied(self._newest[number], ProcessRef(rank, self._newest[number].process.host))
-        for pid, other in self.unprefixed.twins.items():
+        for pid, other in self.unprefixed.relations.twins.items():
             if pid not in self._by_pid and (piece := self._by_pid.get(other)) is not None:
                 yield _copied(piece, ProcessRef(self.unprefixed.listed.get(pid), piece.process.host, pid))
 

@@ -189,7 +189,7 @@ class _Parser:
             process = replace(self._process, rank=self._hints.rank_of(self._process, pid), pid=pid)
             if record is not None:
                 more = (Piece(process, "locks", locks),) if locks is not None else ()
-                parent = self._hints.child_of if pid is None else self._hints.parents.get(pid, self._hints.child_of)
+                parent = self._hints.relations.parent_of(pid)
                 dump = ProcessDump(process, record, self._command, parent, more)
                 self.pieces.append(Piece(process, "stacks", dump))
         self._process, self._threads, self._last, self._command, self._core = None, {}, None, "", False

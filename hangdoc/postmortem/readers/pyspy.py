@@ -163,7 +163,7 @@ class _Parser:
             thread.fill(self._earlier, self._process.rank if self._process else None)
         record = stacks_record(self._threads, self._python)
         if self._process is not None and record is not None:
-            told = self._hints.parents.get(self._process.pid) if self._process.pid is not None else None
+            told = self._hints.relations.parents.get(self._process.pid) if self._process.pid is not None else None
             dump = ProcessDump(self._process, record, self._command, self._parent or told)
             self.pieces.append(Piece(self._process, "stacks", dump))
         self._process, self._command, self._parent, self._python, self._threads = None, "", None, None, []

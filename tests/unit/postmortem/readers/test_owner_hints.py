@@ -32,6 +32,12 @@ def test_process_of_a_dump(text: str) -> None:
     assert hints.take() == PROCESSES[text]
 
 
+def test_ranks_that_look_like_that_of_a_heading() -> None:
+    hints = OwnerHints()
+    hints.observe("py-spy dump, rank 2 (0,1,3 look like it):")
+    assert hints.companions == {2: (0, 1, 3)}
+
+
 def test_ranks_of_a_folded_stack() -> None:
     hints = OwnerHints()
     hints.observe("== group A: 3 of 8 ranks  [3 4 7] ==")
@@ -66,5 +72,6 @@ def test_a_heading_whose_process_has_the_stack_of_another_one() -> None:
     hints = OwnerHints()
     hints.observe("### pid 30745  (LOCAL_RANK=2)")
     hints.observe("same as 30744")
-    assert hints.twins == {30745: 30744}
+    hints.observe("pid 30746, 30747: same as 30744 (step, the `float(loss)`)")
+    assert hints.relations.twins == {30745: 30744, 30746: 30744, 30747: 30744}
     assert hints.take() == ProcessRef()
