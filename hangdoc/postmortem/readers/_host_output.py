@@ -2,9 +2,9 @@
 
 Ansible prints `n3 | CHANGED | rc=0 >>` above the output of a host (ansible: plugins/callback/minimal.py), parallel-ssh
 `[1] 10:00:02 [SUCCESS] n3` (pssh: psshlib/task.py), `clush -b` and `dshbak -c` a set of hosts between two rulers. A
-loop of the shell prints what its `echo` says; without one, as many lines as it has hosts are one for each, in order.
-With `n3 | ` in front, every reader knows whose line it is. Longer outputs, and those that name ranks, are left as they
-are: their readers know the headings.
+loop of the shell prints what its `echo` says; without one, the lines are those of its hosts in order, if each host has
+printed one, or lines of the same forms. With `n3 | ` in front, every reader knows whose line it is. Longer outputs, and
+those that name ranks, are left as they are: their readers know the headings.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hangdoc.postmortem.readers._shell_loops import ShellLoop, shell_loop
 
 MAX_LINE = 400  # characters
 MAX_SECTION = 8  # lines below one heading: a value or a few, and no report
+MAX_EACH = 6  # lines that each host of a loop prints
 MAX_HOSTS = 64  # of one heading, or of a loop
 MAX_ADDED = 2_000  # lines of a text that several hosts have in common
 LEAST_HOSTS = 2
@@ -34,6 +35,7 @@ _RULER = re.compile(r"-{4,}\s*")
 _SET = re.compile(r"([A-Za-z][\w.,\[\]-]{0,300}?)(?: \(\d{1,5}\))?\s*")
 _LABELS = re.compile(r"\b(?:pdsh|clush|dsh|pssh|parallel-ssh)\b .{0,400}[^:]\s*")  # commands whose output has labels
 _LABEL = re.compile(rf"({NAME}): ")
+_LABELLED = re.compile(r"\s{0,40}([A-Za-z][\w .()/-]{0,40}?) ?[:=]")
 _ANNOUNCES = re.compile(r"\b(?:echo|printf|hostname)\b")  # who printed what follows
 _ELSEWHERE = re.compile(r"\b(?:ssh|rsh|kubectl|oc|docker|podman|srun|hostname|salt)\b")
 
@@ -85,7 +87,7 @@ def _sections(lines: Sequence[TextLine]) -> Iterator[_Section]:
         if loop := shell_loop(text[: 4 * MAX_LINE]):
             looped = _names(loop)
             at += 1
-            yield from _one_line_each(lines, at, loop, looped)
+            yield from _as_many_lines_each(lines, at, loop, looped)
             continue
         if (prompt := prompt_of(text)) and _LABELS.search(prompt.command):
             looped, at = None, at + 1
@@ -101,20 +103,36 @@ def _sections(lines: Sequence[TextLine]) -> Iterator[_Section]:
         at = max(end, at + 1)
 
 
-def _one_line_each(
+def _as_many_lines_each(
     lines: Sequence[TextLine], start: int, loop: ShellLoop, looped: frozenset[str]
 ) -> Iterator[_Section]:
-    """The output of a loop over hosts, if each has printed one line, and nothing else names them."""
+    """The output of a loop over hosts, if each has printed the same lines but for their values, and nothing else names
+    the hosts."""
     hosts = [word for word in loop.words[:MAX_HOSTS] if word in looped]
     if len(hosts) != len(loop.words) or len(set(hosts)) != len(hosts) or _ANNOUNCES.search(loop.body):
         return
+    while start < len(lines) and not lines[start].text.strip():
+        start += 1
     end = start
-    while end < len(lines) and end <= start + len(hosts) and lines[end].text.strip():
+    while end < len(lines) and end <= start + len(hosts) * MAX_EACH and lines[end].text.strip():
         if prompt_of(lines[end].text) or _in_front(lines[end].text, looped):
             break
         end += 1
-    if end - start == len(hosts):
-        yield from (_Section((host,), start + at, start + at + 1) for at, host in enumerate(hosts))
+    each, rest = divmod(end - start, len(hosts))
+    if rest or not 1 <= each <= MAX_EACH:
+        return
+    if each > 1:  # lines of several forms in a fixed order
+        labels = [_label(line.text) for line in lines[start:end]]
+        if None in labels or labels != labels[:each] * len(hosts) or len(set(labels[:each])) < each:
+            return
+    for at, host in enumerate(hosts):
+        yield _Section((host,), start + at * each, start + (at + 1) * each)
+
+
+def _label(text: str) -> str | None:
+    """What a line says in front of its value: `Physical state`."""
+    found = _LABELLED.match(text)
+    return found[1] if found else None
 
 
 def _heading(lines: Sequence[TextLine], at: int, looped: frozenset[str] | None) -> tuple[tuple[str, ...], int, bool]:

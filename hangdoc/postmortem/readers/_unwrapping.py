@@ -104,7 +104,8 @@ def _cut_by_terminal(lines: Sequence[TextLine]) -> Between | None:
     around = [f"{a[-1]}{b[0]}" for a, b in cuts if join(a, b) is not None]
     inside = [one for one in around if re.fullmatch(r"[ \w]\w", one)]
     near = sum(width - LONGEST_WORD <= len(line.text) < width for line in lines)
-    certain = len(cuts) >= max(LEAST_CUTS, near) and min(MAX_CUTS * len(ends), 4 * len(inside)) >= len(cuts)
+    joined = min(MAX_CUTS * len(ends), 2 * len(around), 4 * len(inside)) >= len(cuts)  # and few full lines stand alone
+    certain = joined and len(cuts) >= max(LEAST_CUTS, near)
     return join if certain and any(map(_INSIDE.fullmatch, inside)) else None
 
 

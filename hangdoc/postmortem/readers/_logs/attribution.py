@@ -34,6 +34,7 @@ class LineOrigin:
     pid: int | None = None
     group_rank: int | None = None  # in the default group
     gpu: int | None = None  # its PCI address, as NCCL prints it
+    device: int | None = None  # its number among the GPUs that the process sees
     node: int | None = None  # the number of its host in the job
     launcher: bool = False  # a launcher wrote it, about processes that may not exist
     about: int | None = None  # PID of the process that the line is about; another process wrote it
@@ -73,6 +74,7 @@ class OriginResolver:
         self.hosts_of_pid: dict[int, set[str | None]] = {}  # hosts with a rank of this PID
         self.gpus: dict[tuple[str, int], dict[int, set[int]]] = {}  # (host, PCI address) -> world size -> ranks
         self.hosts: Counter[str] = Counter()
+        self.sees_several = False  # processes of this job see more than one GPU
         self.failed: set[int] = set()  # ranks in torchelastic's failure tables
         self.ended: bool = False  # the agent sent closing signals to other ranks
         self.neighbours: bool = False  # a local rank above 0 failed: its host has other ranks
@@ -90,6 +92,7 @@ class OriginResolver:
                 self.offsets[line.rank - line.local] += 1
         if line.host:
             self.hosts[line.host] += 1
+        self.sees_several = self.sees_several or (line.device or 0) > 0
         if kind == "failure":
             rank = int(fields["rank"])
             self.failed.add(rank)
@@ -114,7 +117,7 @@ class OriginResolver:
         """The origin that a line states."""
         default = line.group in (None, "0") and line.group_name in (None, "default_pg", "")
         group_rank = line.group_rank if default else None
-        return LineOrigin(line.rank, line.local, line.host, line.pid, group_rank)
+        return LineOrigin(line.rank, line.local, line.host, line.pid, group_rank, device=line.device)
 
     @property
     def single_writer(self) -> bool:
@@ -159,6 +162,8 @@ class OriginResolver:
         if rank is None and origin.gpu is not None and (host := origin.host or self._only_host_of_gpus):
             rank = self._rank_on(host, origin.gpu)
         if rank is None:
+            rank = self.rank_of_device(origin)
+        if rank is None:
             rank = self.only_rank
         if rank is None:
             rank = origin.group_rank
@@ -175,6 +180,12 @@ class OriginResolver:
             (host,) = self.hosts_of_pid[pid]  # no other host has a rank with this PID
         known = self.processes.get((host, pid)) or self.processes.get((None, pid))
         return known[1] if known is not None else None
+
+    def rank_of_device(self, origin: LineOrigin) -> int | None:
+        """The rank that uses the GPU of this number, if the text says which, and processes see more than their own."""
+        if origin.device is None or not origin.host or not self.sees_several:
+            return None
+        return self.placement.rank_of_gpu(origin.host, str(origin.device))
 
     def _rank_of_local(self, origin: LineOrigin) -> int | None:
         """The rank of a process by its number on its host: as other lines show, or as the text says."""

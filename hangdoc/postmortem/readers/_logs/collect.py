@@ -202,7 +202,7 @@ class LogCollector:
             origin = replace(origin, local=self._local_of_gpu(fields.get("gpu") or ""))
         if kind in OF_PROCESS and line.rank is None and "pid" in fields:
             origin = self._about(origin, fields)
-        if kind in OF_PORT and line.rank is None and line.host:
+        if kind in OF_PORT and line.rank is None and line.host and self.origins.rank_of_device(origin) is None:
             fields |= {"of_host": line.host}  # any of its ranks may report it
         if kind in OF_LAUNCHER and line.rank is None:
             origin = replace(origin, launcher=True, pid=None)

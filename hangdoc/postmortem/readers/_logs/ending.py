@@ -51,6 +51,10 @@ TEXT = 400  # characters of an error that are kept
 
 # `Epoch 3:  45%|####   | 450/1000 [10:12<12:28, 1.36s/it]`
 _BAR = re.compile(r"\d{1,3}%\|[^|\n]{0,200}\| *(?P<at>\d{1,15})/(?P<of>\d{1,15}) *\[")
+# tqdm without a total: `Epoch 3: 38batch [00:04,  9.20batch/s]`
+_OPEN_BAR = re.compile(
+    r"(?<![\w.])(?P<at>\d{1,15})(?P<of>)[a-z]{1,16} \[\d[\d:]{3,10}, {0,4}[\d.?]{1,12} ?[a-z]{1,16}/s"
+)
 # Behind the rank: `[r0] b417 forward`, `r2 it 623 done`, `[r0] e1 it 622 gn 1.664`
 _SHORT_COUNTER = re.compile(
     r"\W{0,4}(?:e(?:p(?:och)?)?[ =:#]?\d{1,5}\W{1,3})?(?P<unit>b|it|mb)[ =:#]?(?P<at>\d{1,9})(?=[\s:,|]|$)",
@@ -292,7 +296,7 @@ def _counters(line: Line, number: int) -> Iterator[Counter]:
         return  # the steps of an earlier run
     epoch = _EPOCH.search(text)
     in_epoch = int(epoch["epoch"]) if epoch else None
-    if match := _BAR.search(text):
+    if match := _BAR.search(text) or _OPEN_BAR.search(text):
         front = " ".join(re.sub(r"[\d\W_]+", " ", text[max(0, match.start() - 80) : match.start()]).split())[-40:]
         kind = BYTES if _IN_BYTES.match(text, match.end()) else "bar"
         unit = f"{kind} {front}".strip()

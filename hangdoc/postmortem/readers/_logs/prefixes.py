@@ -100,6 +100,7 @@ class Line:
     node: int | None = None  # number of its host in the job
     host: str | None = None
     pid: int | None = None
+    device: int | None = None  # CUDA device of the thread, as NCCL prints it: its number among those that it sees
     at: float | None = None  # Unix time (s); UTC if the line names no zone
     group: str | None = None  # torch's name or GUID of the process group
     group_name: str | None = None
@@ -191,6 +192,7 @@ def parse(raw: str, style: PrefixStyle) -> Line:
         line.text = line.text[match.end() :]
     if match := _NCCL.search(line.text[:300]):
         line.host, line.pid = line.host or match["host"], line.pid or int(match["pid"])
+        line.device = int(match["device"]) if match["device"][0] != "-" else None
     elif match := _MPI.search(line.text[:300]):
         _apply(line, match.groupdict())
     if match := _GROUP.search(line.text):

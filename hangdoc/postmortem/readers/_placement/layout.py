@@ -34,7 +34,7 @@ _PER_NODE = re.compile(
     rf"--?n(?:um)?[_-]?proc(?:s|esses)?[_-]per[_-](?:node|machine)[= ](\d{{1,4}})"
     rf"|--(?:ntasks|gpus)-per-node[= ](\d{{1,4}})"
     rf"|(?<![\w.])(\d{{1,4}}) ?(?:x )?{_UNIT} ?(?:per|a|each|/|on each|on every) ?(?:node|host|machine|box|server)\b"
-    rf"|(?<![\w.])(?:\d{{1,4}}) (?:nodes|hosts|machines|boxes|servers) ?(?:x|\*|\u00d7|with|of) ?(\d{{1,4}})(?![\w.])"
+    rf"|(?<![\w.])(?:\d{{1,4}}) (?:nodes|hosts|machines|boxes|servers) ?(?:x|\*|\u00d7|with|of) ?(\d{{1,4}})(?!\w|\.\d)"
     r"|\brank ?= ?(\d{1,4}) ?\* ?node"
     rf"|(?<![\w.])(\d{{1,4}}) {_UNIT} each\b"
     r"|\bNPROC_PER_NODE[= ](\d{1,4})|\bLOCAL_WORLD_SIZE[= ](\d{1,4})",

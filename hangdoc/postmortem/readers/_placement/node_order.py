@@ -60,7 +60,8 @@ _ORDERED = re.compile(
     rf"|\bnode[ _-]?ranks? (?:0 ?(?:-|to|\.\.\.?|\u2013) ?\d{{1,3}})[ :=]{{1,4}}(?:are |is )?(?P<listed>{_LIST})"
     rf"|(?P<before>{_LIST}),? \(?in (?:this|that|node[ _-]?rank) order\b"
     rf"|\b(?:nodes|hosts|machines) ?\(?in (?:node[ _-]?)?rank order\)?\W{{1,4}}"
-    rf"(?P<spaced>{NAME}(?:,? {NAME}){{1,63}})(?=\s*(?:$|[.;()]))",
+    rf"(?P<spaced>{NAME}(?:,? {NAME}){{1,63}})(?=\s*(?:$|[.;()]))"
+    rf"|\border of (?:the )?(?:nodes|hosts|machines)\b[^.\n:]{{0,60}}: ?(?P<after>{_LIST})",
     re.IGNORECASE,
 )
 
@@ -135,6 +136,8 @@ class NodeOrder:
 
 
 def _hosts(text: str) -> tuple[str, ...]:
-    """The names in a list; empty: one comes twice, or is a number."""
+    """The names in a list, without the words that follow it; empty: one comes twice, or is a number."""
     names = tuple(name.rstrip(".-") for name in re.split(r"[,\s\"]+|\band\b", text) if name)
+    if len(names) > 2 and all(re.search(r"[\d-]", name) for name in names[:-1]) and names[-1].isalpha():
+        names = names[:-1]  # `n1, n2, n3, ranks filled by node`
     return names if len(set(names)) == len(names) > 1 and all(name[:1].isalpha() for name in names) else ()

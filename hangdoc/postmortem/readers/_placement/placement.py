@@ -62,6 +62,11 @@ _OF_NCCL = re.compile(
     r" n[rR]anks (\d{1,6}) .{0,60}?busId ([0-9a-f]{4,12})\b"
 )
 
+# What Ray prints of a dead actor: its PID, and the name that verl gives it, which ends in the first placement group and
+# the rank in it (ray: python/ray/exceptions.py; verl: single_controller/ray/base.py).
+_ACTOR_PID = re.compile(r"\s{1,8}pid: (\d{1,9})\s*")
+_ACTOR_NAME = re.compile(r"\s{1,8}name: \w{0,40}[A-Za-z]_0:(\d{1,4})\s*")
+
 KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT", int, str)
 
@@ -193,6 +198,7 @@ def placement_of(text: str) -> Placement:
     processes: set[int] = set()
     of_tee: set[str] = set()
     of_torch: set[int] = set()
+    actor: int | None = None  # PID in the line before
     for number, line in outer_lines(text):
         buses.feed(line, number)
         numbering.feed(line)
@@ -203,6 +209,9 @@ def placement_of(text: str) -> Placement:
             processes.add(int(shown[1] or shown[2]))
         of_tee.update(_TEE.findall(line[:MAX_LABELLED]))
         of_torch.update(map(int, _TORCH.findall(line[:MAX_LABELLED])))
+        if actor is not None and (named := _ACTOR_NAME.fullmatch(line)):
+            stated.append(Seat((int(named[1]),), pids=(actor,)))
+        actor = int(found[1]) if "pid: " in line and (found := _ACTOR_PID.fullmatch(line)) else None
         if row := table.feed(line) or _of_prompt(line):
             stated.append(row)
         elif "LOCAL_RANK=" in line and (one := LOCAL_OF_PID.fullmatch(line)):

@@ -28,6 +28,7 @@ def ending(text: str) -> Ending:
             "[rank3]: Hash:  2%|#| 4021140000/164021140000 [10:02<1:12:10, 66830.1B/s]",
             (3, "bytes Hash", None, 4021140000, 164021140000),
         ),
+        ("Epoch 9, Rank 3, world_size 8: 38batch [00:04,  9.20batch/s]", (3, "bar Epoch Rank world size", 9, 38, None)),
         ("rank 2 step 117 loss 1.2", (2, "step", None, 117, None)),
         ("rank=2, epoch=4, global_step=117", (2, "global step", 4, 117, None)),
         ("[Rank 5] Iteration 120/ 5000 | elapsed 3.2", (5, "iteration", None, 120, 5000)),

@@ -31,6 +31,8 @@ def apart(text: str) -> str:
         "[default2]:  File x, line 3 in g\n[default2]:  File x, line 4 in f~[default2]:Current thread 0x1",
         "4 of them~[me@n2 run]$ ps -ef",
         "(gdb) bt\n(gdb) p m~(gdb) info threads",
+        "2026-04-16 21:07:55,322 - INFO - world size: 8~2026-04-16 21:07:55,322 - INFO - expected ranks: {0, 1}",
+        "    work = pg.barrier(opts=opts)~torch.distributed.DistBackendError: [2] is setting up",
     ],
 )
 def test_lines_in_one_are_cut(text: str) -> None:
@@ -44,6 +46,8 @@ def test_lines_in_one_are_cut(text: str) -> None:
         "agx1:1:2 [0] x\ngx1:1:2 [0] y\ngx1:1:2 [0] z",  # a host's name ends like another one
         'proc-z |   File "t.py", line 8, in main\nproc-z |     run()',  # a prefix, and a frame behind it
         "main (t.py:9) > step (t.py:7)  >  save (s.py:3)",
+        "2026-04-16 21:07:55,322 train.log.2026-04-16 21:07:55,322 rotated",
+        "raise RuntimeError(f(x)) from error\nRayTaskError(RuntimeError): x",
         "step 3: 4.1 rank 0, 4.2 rank 1\nrank 0 is late\nrank 1 is late",
     ],
 )

@@ -24,6 +24,7 @@ def lines_of(text: str) -> list[str]:
         '$ for h in n1 n2; do echo -n "$h "; ssh $h cat mtu; done\nn1 9000\nn2 1500',
         "$ for i in {1..2}; do ssh n$i 'echo $(hostname) $(cat mtu)'; done\nn1 9000\nn2 1500",
         "$ pdsh -w n[1-2] cat mtu | sort\nn1: 9000\nn2: 1500",
+        "$ for h in n1 n2; do ssh $h cat mtu; done\n9000\n1500",
     ],
 )
 def test_each_line_has_its_host(text: str) -> None:
@@ -38,9 +39,20 @@ def test_hosts_of_one_group_have_the_same_lines() -> None:
     ]  # fmt: skip
 
 
+def test_each_host_of_a_loop_prints_lines_of_the_same_forms() -> None:
+    text = (
+        "`for h in n1 n2; do ssh $h ibstat mlx5_3 | egrep 'State|Rate'; done`\n\n"
+        "\tState: Active\n\tRate: 200\n\tState: Down\n\tRate: 10"
+    )
+    assert lines_of(text)[2:] == ["n1 | State: Active", "n1 | Rate: 200", "n2 | State: Down", "n2 | Rate: 10"]
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "$ for h in n1 n2; do ssh $h ibstat; done\nState: Active\nRate: 200\nRate: 10\nState: Down",  # in another order
+        "$ for h in n1 n2; do ssh $h ibstat; done\nState: Active\nState: Down\nState: Active\nState: Down",
+        "$ for h in n1 n2; do ssh $h ibstat; done\nState: Active\nRate: 200\nState: Down",  # one has lost a line
         "n1 | CHANGED | rc=0 >>\n9000",  # one host only
         "for i in 1 2 3; do echo $i; done\n1 first\n2 second",  # a loop over no hosts
         "\n".join(f"n{at} | CHANGED | rc=0 >>" + "\nline" * 40 for at in (1, 2)),  # a report of each host

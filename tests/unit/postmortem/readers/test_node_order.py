@@ -13,6 +13,7 @@ from hangdoc.postmortem.readers._placement.placement import placement_of
         'i=0; for h in n0 n1 n2; do\nssh $h "torchrun --nproc-per-node 2 --node_rank=$i t.py" & i=$((i+1))\ndone',
         "HOSTS=(n0 n1 n2)\nfor i in 0 1 2; do ssh ${HOSTS[$i]} torchrun --nproc-per-node 2 --node_rank $i t.py; done",
         "node ranks in this order: n0, n1, n2. 2 gpus per node",
+        "3 nodes x 2.\nOrder of nodes in the job (SLURM_NODELIST): n0, n1, n2, ranks filled by node",
     ],
 )
 def test_the_ranks_of_numbered_hosts(text: str) -> None:
