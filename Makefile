@@ -44,7 +44,7 @@ test-live: $(TESTED)  ## every other live job: reproducers, healthy jobs, ssh, S
 
 live-jobs: $(TESTED)  # first those that run one by one, and leave a core to the soak
 	$(PYTEST) tests/live -m 'quiet and not (selection or frameworks)'
-	$(PYTEST) tests/live $(SIDE_BY_SIDE) -m 'not (selection or quiet or soak or frameworks)'
+	$(PYTEST) tests/live $(SIDE_BY_SIDE) --numprocesses 4 -m 'not (selection or quiet or soak or frameworks)'
 
 live-soak: $(TESTED)  # half a core for 20 minutes
 	$(PYTEST) tests/live -m soak

@@ -69,7 +69,7 @@ def name_processes(processes: Iterable[Process]) -> str:
     hosts = [one.host for one in nameless if one.rank is None and one.pid is None and one.host]
     named = [name_ranks(ranks)] if ranks or not found else []
     if pids:
-        named.append(f"pid {', '.join(pids)}")
+        named.append(f"pid{'s' if len(pids) > 1 else ''} {', '.join(pids)}")
     if hosts:
         distinct = list(dict.fromkeys(hosts))
         named.append(f"host{'s' if len(distinct) > 1 else ''} {', '.join(distinct)}")

@@ -72,4 +72,4 @@ def test_a_source_that_overruns_the_parser_is_said_and_no_more(tmp_path: Path) -
     with stranger(NAMING, str(deep), environment=RANK) as rank:
         verdict, _ = look(rank)
         lines = [lack for lack in verdict["unseen"] if lack["probe"] in ("source", "types", "locks")]
-    assert ["could not be parsed" in lack["why"] for lack in lines] == [True]
+    assert ["could not be parsed" in lack["why"] for lack in lines] == [True], lines

@@ -159,7 +159,7 @@ def test_a_selection_holds_the_ranks_that_are_certain(tmp_path: Path) -> None:
 def test_evidence_missing_of_ranks_without_numbers_is_named_by_pid(tmp_path: Path) -> None:
     given = facts(WAITS, WAITS, storage=(None, None), numbered=False)
     outcome = one(tmp_path, given, select=WRITES, when="any(writing)", summary="x")
-    assert outcome == Considered("late", "unknown", "io of pid 100, 101 not seen")
+    assert outcome == Considered("late", "unknown", "io of pids 100, 101 not seen")
 
 
 def test_links_that_were_not_looked_at_do_no_harm_where_ranks_are_unknown(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_a_line_for_each(tmp_path: Path) -> None:
 def test_ranks_without_numbers_are_named_by_pid(tmp_path: Path) -> None:
     given = facts(LATE, LATE, None, numbered=False)
     found = finding(tmp_path, given, evidence=[{"probe": "stacks", "text": "x"}])
-    assert found.summary.startswith("pid 100, 101: no rank at ")
+    assert found.summary.startswith("pids 100, 101: no rank at ")
     assert found.culprits[0].rank is None
     assert found.evidence[0].ranks == ()
     assert found.reasons == ("stacks of pid 102 not seen",)
