@@ -78,6 +78,7 @@ GROUPS = (
     "fiftythird",
     "fiftyfourth",
     "fiftyfifth",
+    "fiftysixth",
 )
 CLASSES = (
     "collective_wait",
