@@ -6,6 +6,8 @@ from typing import Any
 
 from hangdoc.evidence.record import Record
 
+CONTAINER_PID = 1  # of the main process of a container, in its own namespace
+
 
 class ProcessRef(Record, frozen=True):
     """What a source states about the process of a piece; None: not stated."""

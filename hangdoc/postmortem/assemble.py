@@ -14,13 +14,15 @@ from msgspec.structs import replace
 
 from hangdoc.evidence import End, RankEvidence, Snapshot, Target, limits
 from hangdoc.evidence.logs import LOST, TEARDOWN, WAITED, Aftermath, Logs
-from hangdoc.evidence.pieces import Piece
+from hangdoc.evidence.pieces import CONTAINER_PID, Piece
 from hangdoc.evidence.placement import HostRanks, short_name
 from hangdoc.postmortem.readers import EvidenceItem
 from hangdoc.redaction.records import Mask
 
 UNKNOWN_HOST = "unknown host"
 _TEARDOWN_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # crashes; teardown of threads also causes them
+# The cgroup of a pod, in the kernel's line about a process that it killed (kubernetes: pkg/kubelet/cm).
+_OF_POD = re.compile(r"_memcg=/kubepods[./]")
 MAX_REFUSALS = 5  # refused ranks and world sizes that are reported one by one
 LOOK_GAP_S = 5.0  # assumed between looks without a time
 
@@ -108,7 +110,7 @@ def _recorded_targets(taken: Sequence[Snapshot]) -> dict[int, Target]:
 
 
 def _run_snapshots(pieces: Sequence[Piece], run: int | None, known: Mapping[int, Target]) -> list[Snapshot]:
-    pieces = _of_lone_ranks(_on_whole_hosts(pieces))
+    pieces = _of_lone_ranks(_of_killed_container(_on_whole_hosts(pieces)))
     job, launcher = (next((v for p in pieces if (v := getattr(p, name))), None) for name in ("job", "launcher"))
     size = max((piece.world_size for piece in pieces if piece.world_size), default=None)
     name = (job or "none") + (f" (restart {run})" if run is not None else "")
@@ -161,6 +163,22 @@ def _on_whole_hosts(pieces: Sequence[Piece]) -> Sequence[Piece]:
         else piece
         for piece in pieces
     ]
+
+
+def _of_killed_container(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """The pieces, where the kernel's kill of a process in a pod and the only container that ended by it are one death.
+
+    Kubernetes knows the pod, and the log of the node only the process.
+    """
+    ends = [(one.process, one.record) for one in pieces if isinstance(one.record, End) and one.record.oom_kills]
+    dead = [(process, end) for process, end in ends if process.rank is None]
+    killed = {process for process, end in dead if any(_OF_POD.search(line) for line in end.kernel)}
+    containers = {process for process, _ in dead if process.pid == CONTAINER_PID} - killed
+    if len(killed) != 1 or len(containers) != 1:
+        return pieces
+    (container,), (process,) = containers, killed
+    one = replace(container, pid=process.pid)
+    return [replace(piece, process=one) if piece.process in (container, process) else piece for piece in pieces]
 
 
 def _of_lone_ranks(pieces: Sequence[Piece]) -> Sequence[Piece]:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from hangdoc.evidence import End
 from hangdoc.evidence.logs import LogEvent, Logs
-from hangdoc.evidence.pieces import Piece, ProcessRef
+from hangdoc.evidence.pieces import CONTAINER_PID, Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
 from hangdoc.postmortem.readers._host_names import prompt_of
 from hangdoc.postmortem.readers._pasted_text import text_lines, without_time
@@ -336,7 +336,7 @@ class _Pods:
             for rank in ranks:
                 yield Piece(ProcessRef(rank, pod), "end", end)
             if not ranks:
-                yield Piece(ProcessRef(self._rank_of(pod), pod, 1), "end", end)
+                yield Piece(ProcessRef(self._rank_of(pod), pod, CONTAINER_PID), "end", end)
 
     def _foreign(self, pod: str) -> bool:
         return len(self._listed) > 1 and self._listed[_job_of(pod)] == 1

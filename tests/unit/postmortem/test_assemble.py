@@ -127,3 +127,15 @@ def test_logs_of_one_process_are_merged() -> None:
         1.0,
         2,
     )
+
+
+@pytest.mark.parametrize(
+    ("pods", "hosts"), [(("bert-0",), {"bert-0"}), (("bert-0", "bert-1"), {"bert-0", "bert-1", "node"})]
+)
+def test_a_process_killed_in_a_pod_is_that_of_the_only_killed_container(pods: tuple[str, ...], hosts: set[str]) -> None:
+    line = "oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/kubepods/burstable/pod7d,task=python,pid=4211"
+    ends = [Piece(ProcessRef(None, pod, 1), "end", End(signal=9, oom_kills=1, kernel=(f"pod {pod}",))) for pod in pods]
+    killed = Piece(ProcessRef(None, "node", 4211), "end", End(signal=9, oom_kills=1, kernel=(line,)))
+    shots = snapshots([*ends, killed])
+    assert {rank.target.host for shot in shots for rank in shot.ranks} == hosts
+    assert len({rank.target.pid for shot in shots for rank in shot.ranks}) == len(pods)

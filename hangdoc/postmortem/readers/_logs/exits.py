@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from hangdoc.evidence import End
 from hangdoc.evidence.limits import parse_count
+from hangdoc.evidence.pieces import CONTAINER_PID
 from hangdoc.postmortem.readers._logs.attribution import LineOrigin
 from hangdoc.postmortem.readers._logs.prefixes import ANSI, Line
 from hangdoc.postmortem.readers._logs.scan import MatchedLine
 from hangdoc.postmortem.readers._logs.tracebacks import HEADING, LoggedException, parse_traceback
 
-CONTAINER_PID = 1  # of the main process of a container
 MAX_TASKS = 4096
 LATER_S = 0.0  # `at_s` of exits after the root cause, whose own `at_s` is None: before all others
 # Signals that a shell reports as 128 plus their number; other codes above 128 are a program's own.
