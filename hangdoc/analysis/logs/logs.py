@@ -185,6 +185,7 @@ class LogsJob:
     refused: str | None = None  # address that refused a connection
     awaits: int | None = None  # rank that never published its address
     one_refused: bool = False  # a rank's connection was refused by a peer
+    unmeshed_ranks: int = 0  # ranks that could not connect to their peers
     cut_off: bool = False  # a collective timed out, or a connection failed
     beyond: tuple[Suspect, ...] = ()  # the host named by InfiniBand errors of several ranks
     scattered: bool = False  # InfiniBand errors on several hosts name different peers: no end stands out
@@ -459,6 +460,7 @@ def _job_facts(case: Case, job: _Findings, errors: Mapping[Key, LogEvent]) -> Lo
         unresolved=rendezvous.unresolved,
         unresolved_on=on_hosts(case, [Suspect(None, None, host)] if (host := rendezvous.unresolved_on) else ()),
         one_refused=any("refused" in fields for fields in rendezvous.of_rank.values()),
+        unmeshed_ranks=sum("unmeshed" in fields for fields in rendezvous.of_rank.values()),
         cut_off=any(True for _ in logs.all(*TIMEOUTS, "connect_failed", "clients_missing", "unreachable")),
         beyond=job.beyond,
         scattered=job.hardware.scattered,

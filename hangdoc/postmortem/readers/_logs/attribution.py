@@ -182,10 +182,16 @@ class OriginResolver:
         return known[1] if known is not None else None
 
     def rank_of_device(self, origin: LineOrigin) -> int | None:
-        """The rank that uses the GPU of this number, if the text says which, and processes see more than their own."""
-        if origin.device is None or not origin.host or not self.sees_several:
+        """The rank that uses the GPU of this number: the only one of its host, or the one that the text states.
+
+        The number tells processes apart only where they see more than their own GPU.
+        """
+        if origin.device is None or not origin.host:
             return None
-        return self.placement.rank_of_gpu(origin.host, str(origin.device))
+        rank = self.placement.rank_alone_on(origin.host)
+        return (
+            self.placement.rank_of_gpu(origin.host, str(origin.device)) if rank is None and self.sees_several else rank
+        )
 
     def _rank_of_local(self, origin: LineOrigin) -> int | None:
         """The rank of a process by its number on its host: as other lines show, or as the text says."""

@@ -103,6 +103,7 @@ _BY_LENGTH = re.compile(r"\bover \d{1,9}(?:\.\d{1,3})? (?:frames|tokens)\b")  # 
 _OF_PARTS = re.compile(
     r"\b(checksum|digest|fingerprint|hash|md5|sha(?:1|256)?|norm|sum)(?:s|es)? (?:of|over|for) [^.\n]{0,40}?"
     r"\b(?:param(?:eter)?s?|weights?|(?:sub)?(?:modules?|models?|networks?)|layers?|replicas?)\b"
+    r"|\b(sum)\(p(?:aram)?\.[^\n]{0,60}\bper (?:sub)?(?:modules?|models?|networks?|layers?|parameters?)\b"
 )
 _PARAMETER = re.compile(r"\b(\w{2,40}) ?= ?(?:torch\.)?nn\.Parameter\(")
 _FENCE = re.compile(r"\s{0,20}(?:`{3}|~{3})")
@@ -118,10 +119,24 @@ class _Block:
     """What the lines above say about the next ones."""
 
     heading: str = ""
+    announced: str | None = None  # what values of each part of a model are, in a heading further up: "sum"
     parameters: set[str] = field(default_factory=set)  # names that source code in the text gives to parameters
     tables: RankTables = field(default_factory=RankTables)
     sections: RankSections = field(default_factory=RankSections)
     lists: RankLists = field(default_factory=RankLists)
+
+    def head(self, heading: str) -> None:
+        self.heading = heading
+        self.announced = _common_of_parts(heading) or self.announced
+
+    def common(self) -> str | None:
+        """What replicas have in common, by the heading, or by one above headings that only tell the step."""
+        return self.announced if _PLACE.fullmatch(self.heading) else _common_of_parts(self.heading)
+
+    def step(self) -> int | None:
+        """The step that the heading tells, and nothing else."""
+        found = _STEP.search(self.heading) if _PLACE.fullmatch(self.heading) else None
+        return int(found[1]) if found else None
 
 
 def read_figures(
@@ -161,6 +176,7 @@ def read_figures(
             continue  # the figures of an earlier run
         found_step = _STEP.search(line.text)
         step = int(found_step[1]) if found_step else step_of_total(line.text)
+        step = block.step() if step is None else step
         if raw.count("[rank") > 1:  # the rank of the first is no prefix of them all
             line = Line(raw.strip())
         if line.pid is not None:
@@ -240,7 +256,7 @@ def _values(line: Line, raw: str, block: _Block, whole: bool) -> Iterator[Value]
         return
     if (row := block.tables.feed(text, raw, block.heading)) is not None:
         if not row and re.search("[A-Za-z]", text):
-            block.heading = text.lower().strip(_EDGES)  # the head of a table, or of a list
+            block.head(text.lower().strip(_EDGES))  # the head of a table, or of a list
         yield from row
         return
     host = _HOST_ROW.fullmatch(text) if whole else None
@@ -308,7 +324,7 @@ def _in_line(text: str, own: Owner | None, block: _Block) -> Iterator[Value]:
         bare = bare and bool(name)
         name = name or counted or heading or (block.heading if named else "")
         counted = ""
-        if named and block.heading and (common := _common_of_parts(block.heading)) and not is_known(name):
+        if named and (common := block.common()) and not is_known(name):
             name = f"{common} of the weights of {name}"
         if name:
             if name.startswith("norm(") and ")" not in name:
@@ -317,9 +333,9 @@ def _in_line(text: str, own: Owner | None, block: _Block) -> Iterator[Value]:
     if not _FENCE.match(text):
         last = _last_sentence(text)
         if not named and not (found and _STATISTICS.search(text)):
-            block.heading = text.lower().strip(_EDGES)[-MAX_LINE:]
+            block.head(text.lower().strip(_EDGES)[-MAX_LINE:])
         elif last != text and last.rstrip().endswith(":") and not any(map(_owners, _TOKEN.finditer(last.lower()))):
-            block.heading = last.lower().strip(_EDGES)
+            block.head(last.lower().strip(_EDGES))
     yield from found
 
 
@@ -331,7 +347,7 @@ def _common_of_parts(heading: str) -> str | None:
     """`checksum` below `I print a checksum of both submodules`: what replicas have in common, of each part."""
     last = _last_sentence(heading)
     found = _OF_PARTS.search(last)
-    return found[1] if found and not EACH_ITS_OWN.search(last) else None
+    return found[1] or found[2] if found and not EACH_ITS_OWN.search(last) else None
 
 
 def _owners(match: re.Match[str]) -> tuple[Owner, ...]:

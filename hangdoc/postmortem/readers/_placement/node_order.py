@@ -61,9 +61,19 @@ _ORDERED = re.compile(
     rf"|(?P<before>{_LIST}),? \(?in (?:this|that|node[ _-]?rank) order\b"
     rf"|\b(?:nodes|hosts|machines) ?\(?in (?:node[ _-]?)?rank order\)?\W{{1,4}}"
     rf"(?P<spaced>{NAME}(?:,? {NAME}){{1,63}})(?=\s*(?:$|[.;()]))"
+    rf"|\branks (?:are )?(?:placed |numbered |filled )?in (?:node|host|machine) order\W{{1,4}}"
+    rf"(?P<behind>{NAME}(?:,? {NAME}){{1,63}})(?=\s*(?:$|[.;()]))"
     rf"|\border of (?:the )?(?:nodes|hosts|machines)\b[^.\n:]{{0,60}}: ?(?P<after>{_LIST})",
     re.IGNORECASE,
 )
+
+
+# A heading with the number of a node, and below it a line that NCCL printed there: `machine A (node_rank 0)`
+_NUMBERED_HEADING = re.compile(
+    r"\W{0,6}(?:machine|node|host|box|server|pod)?\b[\w .-]{0,24}\W{0,3}\bnode[_ -]?rank[ =:]{0,2}(\d{1,4})\W{0,4}",
+    re.IGNORECASE,
+)
+_PRINTED_BY = re.compile(rf"\s{{0,8}}({NAME}):\d{{1,9}}:\d{{1,9}} \[\d")
 
 
 @dataclass(slots=True)
@@ -76,13 +86,19 @@ class NodeOrder:
     _templates: set[str] = field(default_factory=set)  # lines in which a name may end in a variable
     _listed: list[tuple[str, ...]] = field(default_factory=list)
     _open: tuple[int, tuple[str, ...]] | None = None  # lines since a list of hosts, which a loop may number
+    _headed: int | None = None  # number of the node in the heading above
+    _numbered: dict[int, set[str]] = field(default_factory=dict)  # number -> hosts of the lines below such headings
     _line: int = 0
 
     def feed(self, text: str) -> None:
         self._line += 1
         if not text.strip() or len(text) > MAX_LINE:
             return
+        if (printed := _PRINTED_BY.match(text)) and self._headed is not None and len(self._numbered) < MAX_NAMES:
+            self._numbered.setdefault(self._headed, set()).add(printed[1])
         lowered = text.lower()
+        if "rank" in lowered and (heading := _NUMBERED_HEADING.fullmatch(text)):
+            self._headed = int(heading[1])
         if "rank" in lowered:
             for found in (*_RULE.finditer(text), *_SPAN_RULE.finditer(text)):
                 groups = found.groupdict()
@@ -117,6 +133,9 @@ class NodeOrder:
     def numbers(self) -> Mapping[int, str]:
         """Number -> host. Empty: not stated, or in several ways."""
         found: list[Mapping[int, str]] = [dict(enumerate(hosts)) for hosts in dict.fromkeys(self._listed)]
+        headed = {number: min(hosts) for number, hosts in self._numbered.items() if len(hosts) == 1}
+        if len(set(headed.values())) == len(self._numbered) > 1:
+            found.append(headed)
         found += [
             numbers for prefix in sorted(self._prefixes())[:MAX_LISTS] if len(numbers := self._with_prefix(prefix)) > 1
         ]
@@ -137,6 +156,7 @@ class NodeOrder:
 
 def _hosts(text: str) -> tuple[str, ...]:
     """The names in a list, without the words that follow it; empty: one comes twice, or is a number."""
+    text = re.split(r"(?<=\w)\.\s", text, maxsplit=1)[0]  # the sentence ends behind the last one
     names = tuple(name.rstrip(".-") for name in re.split(r"[,\s\"]+|\band\b", text) if name)
     if len(names) > 2 and all(re.search(r"[\d-]", name) for name in names[:-1]) and names[-1].isalpha():
         names = names[:-1]  # `n1, n2, n3, ranks filled by node`

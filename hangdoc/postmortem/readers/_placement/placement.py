@@ -43,7 +43,11 @@ _LABEL = re.compile(r"\s{0,4}(?:\[|=+ |-+ |#+ )?([A-Za-z][\w.-]{1,60})(?:\]|:| \
 # torch writes the PID of the rank into its log lines (torch/_logging/_internal.py, since 2.5).
 # /proc/PID/status, as it is or quoted: `NSpid:  331876  20513`, the PID on the host first (linux: fs/proc/array.c).
 _NESTED = re.compile(r"NSpid\b[^\n]{0,40}?\b(\d{2,10})[\t ]{1,8}(\d{1,10})\b")
-_LOGGED = re.compile(r"\s{0,4}\[rank(\d{1,6})\]:[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d{3,9} (\d{1,9}) ")
+_LOGGED = re.compile(
+    r"\s{0,4}\[rank(?P<rank>\d{1,6})\]:[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d{3,9} (?P<pid>\d{1,9}) "
+    # Composer (composer/trainer/trainer.py): `2026-07-19 15:40:02,118: rank0[2231][MainThread]: DEBUG: ...`
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}: rank(?P<other>\d{1,6})\[(?P<of>\d{1,9})\]\["
+)
 
 # `Process 4276: python train.py`, `$ py-spy dump --pid 4276`
 _SHOWN = re.compile(
@@ -217,7 +221,7 @@ def placement_of(text: str) -> Placement:
         elif "LOCAL_RANK=" in line and (one := LOCAL_OF_PID.fullmatch(line)):
             stated.append(Seat((), pids=(int(one[1]),), locals=(int(one[2]),), listed=True))
         elif logged := _LOGGED.match(line):
-            of_pid[int(logged[2])] = int(logged[1])
+            of_pid[int(logged["pid"] or logged["of"])] = int(logged["rank"] or logged["other"])
         elif "NSpid" in line and (nested := _NESTED.search(line)) and len(of_host) < MAX_STATING:
             of_host[int(nested[2])] = int(nested[1])
         elif both := _OF_BOTH.match(line):
@@ -240,7 +244,8 @@ def placement_of(text: str) -> Placement:
     # A list of the processes of a host has as many as ranks are heard.
     listed = {local for seat in stated if seat.listed and not seat.ranks for local in seat.locals}
     heard_all = len(of_torch) > 1 and listed == set(range(max(of_torch) + 1))
-    placement = _joined([*seats, *layout.seats(seats)], numbering, layout, gpu_use, heard_all)
+    placed = _with_beginnings([*seats, *layout.seats(seats)], known)
+    placement = _joined(placed, numbering, layout, gpu_use, heard_all)
     lone = len(of_tee) == 1 and not numbering.one_host and not layout.one_node  # one rank's lines, of any node
     return dataclasses.replace(
         placement,
@@ -329,6 +334,18 @@ def _of_lettered_hosts(seats: Sequence[Seat], hosts: Iterable[str]) -> list[Seat
         dataclasses.replace(seat, host=f"{stem}{seat.host}", firm=True) if stem and seat.host in letters else seat
         for seat in seats
     ]
+
+
+def _with_beginnings(seats: Sequence[Seat], hosts: Iterable[str]) -> list[Seat]:
+    """The seats, where people write `c3` for the host `rdma-c3`, and no host is called `c3`."""
+    called = {seat.host.lower() for seat in seats if seat.host} - {*hosts}
+    endings: dict[str, set[str]] = defaultdict(set)
+    for host in hosts:
+        for dash in re.finditer("-", host):
+            if host[dash.end() :] in called:
+                endings[host[dash.end() :]].add(host)
+    whole = {ending: min(found) for ending, found in endings.items() if len(found) == 1}
+    return [dataclasses.replace(seat, host=whole.get((seat.host or "").lower(), seat.host)) for seat in seats]
 
 
 def _with_whole_names(seats: Sequence[Seat]) -> list[Seat]:

@@ -13,11 +13,26 @@ from hangdoc.postmortem.readers._placement.placement import placement_of
         'i=0; for h in n0 n1 n2; do\nssh $h "torchrun --nproc-per-node 2 --node_rank=$i t.py" & i=$((i+1))\ndone',
         "HOSTS=(n0 n1 n2)\nfor i in 0 1 2; do ssh ${HOSTS[$i]} torchrun --nproc-per-node 2 --node_rank $i t.py; done",
         "node ranks in this order: n0, n1, n2. 2 gpus per node",
+        "3 nodes x 2 GPU, ranks in node order n0 n1 n2. small sizes pass",
         "3 nodes x 2.\nOrder of nodes in the job (SLURM_NODELIST): n0, n1, n2, ranks filled by node",
     ],
 )
 def test_the_ranks_of_numbered_hosts(text: str) -> None:
     assert placement_of(text).hosts == {0: "n0", 1: "n0", 2: "n1", 3: "n1", 4: "n2", 5: "n2"}
+
+
+def test_the_heading_of_a_node_and_what_nccl_prints_there() -> None:
+    nodes = ("machine A (node_rank 0)", "{}:21:21 [0] NCCL INFO x", "machine B (node_rank 1)", "{}:9:9 [0] NCCL INFO y")
+    text = "\n".join(("2 machines 1 gpu each", *nodes))
+    assert placement_of(text.format("ada", "turing")).hosts == {0: "ada", 1: "turing"}
+    assert placement_of(text.format("ada", "ada")).hosts == {}
+
+
+@pytest.mark.parametrize(("heard", "named"), [("rdma-c", "rdma-c"), ("c", "c")])
+def test_a_host_called_by_the_end_of_its_name(heard: str, named: str) -> None:
+    lines = "\n".join(f"{heard}{at}: x" for at in (1, 2, 1, 2))
+    found = placement_of(f"2 nodes x 2, ranks in node order c1 c2\n{lines}")
+    assert found.hosts == {rank: f"{named}{1 + rank // 2}" for rank in range(4)}
 
 
 @pytest.mark.parametrize(

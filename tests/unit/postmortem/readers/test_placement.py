@@ -121,6 +121,7 @@ def test_processes_that_deepspeed_started() -> None:
         ("Process 41207: python t.py\n(41207 is local rank 0.)", {41207: 0}),
         ("py-spy dump --pid 602   # LOCAL_RANK=1", {602: 1}),
         ("(41207 is local rank 0.)", {}),  # may be any number
+        ("2026-07-19 15:40:02,118: rank0[2231][MainThread]: DEBUG: composer.utils: saved", {2231: 0}),
         ("\tpid: 4711\n\tname: kT3vWorkerDict_0:3", {4711: 3}),
         ("\tpid: 4711\n\tname: kT3vWorkerDict_1:3", {}),  # of a second group, behind the ranks of the first
         ("\tpid: 4711\n\tname: my_actor:3", {}),
