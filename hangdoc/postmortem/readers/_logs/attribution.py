@@ -188,10 +188,10 @@ class OriginResolver:
         """
         if origin.device is None or not origin.host:
             return None
-        rank = self.placement.rank_alone_on(origin.host)
-        return (
-            self.placement.rank_of_gpu(origin.host, str(origin.device)) if rank is None and self.sees_several else rank
-        )
+        alone = self.placement.rank_alone_on(origin.host)
+        if alone is not None or not self.sees_several:
+            return alone
+        return self.placement.rank_of_gpu(origin.host, str(origin.device))
 
     def _rank_of_local(self, origin: LineOrigin) -> int | None:
         """The rank of a process by its number on its host: as other lines show, or as the text says."""
