@@ -26,6 +26,7 @@ _HARDWARE = {772: "loopback", 32: "infiniband", **dict.fromkeys((768, 769, 776, 
 _TUNNELS = {"tun", "wireguard", "vxlan", "geneve", "gre", "gretap", "ip6gre", "ipip", "ip6tnl", "sit", "vti", "xfrm"}
 _QUEUED_BYTES = 6000  # unacknowledged in two consecutive rounds: several full segments
 _MAX_BYTES = 4096  # of a file in /sys
+_ENDED = (FileNotFoundError, ProcessLookupError)  # what procfs raises for a process that is gone
 _INTERVAL_S = 60.0  # between reads while send queues stay full
 
 
@@ -55,13 +56,17 @@ class NicsProbe:
                 unseen.append(_unseen(target, error))
         records: dict[int, Interfaces] = {}
         for network, targets in networks.items():
-            pid = targets[0].pid
-            try:
-                held = call_inside(pid, partial(_interfaces, pid), timeout_s=rtnetlink.TIMEOUT_S)
-            except Exception as error:  # from another process and namespace: anything may fail
-                unseen.extend(_unseen(target, error) for target in targets)
-                continue
-            records.update(dict.fromkeys((target.pid for target in targets), Interfaces(held, network)))
+            for at, target in enumerate(targets):
+                try:
+                    held = call_inside(target.pid, partial(_interfaces, target.pid), timeout_s=rtnetlink.TIMEOUT_S)
+                except _ENDED as error:  # the next one is in the same namespace
+                    unseen.append(_unseen(target, error))
+                    continue
+                except Exception as error:  # from another process and namespace: anything may fail
+                    unseen.extend(_unseen(one, error) for one in targets[at:])
+                    break
+                records.update(dict.fromkeys((one.pid for one in targets[at:]), Interfaces(held, network)))
+                break
         return Observation(records, unseen=tuple(unseen))
 
     def _queues_build_up(self, request: Request) -> bool:
@@ -169,7 +174,7 @@ def _text(fd: int) -> str:
 def _unseen(target: Target, error: Exception) -> Unseen:
     if isinstance(error, PermissionError):
         why = "no permission to enter its network namespace; run hangdoc as root"
-    elif isinstance(error, (FileNotFoundError, ProcessLookupError)):
+    elif isinstance(error, _ENDED):
         why = f"process {target.pid} has ended"
     else:
         why = f"its interfaces could not be read: {error}"

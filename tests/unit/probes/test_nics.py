@@ -6,9 +6,11 @@ import socket
 import subprocess
 from typing import Any
 
+import pytest
+
 from hangdoc.evidence import Connection, Interface, Interfaces, RankEvidence, Snapshot, Sockets
-from hangdoc.system.netns import namespace
-from probes import Request, Tier
+from hangdoc.system.netns import call_inside, namespace
+from probes import Request, Tier, nics
 from probes.nics import PROBE, NicsProbe
 from tests.support.tcp_peers import TcpPeer, tcp_peers
 from tests.support.testbeds import network
@@ -34,6 +36,21 @@ def test_here() -> None:
         assert "127.0.0.1" in lo.addresses
         assert {one.name for one in first.interfaces} == {name for _, name in socket.if_nameindex()}
         assert first.namespace == namespace("self")
+
+
+def test_a_process_that_ends_says_nothing_of_the_others_of_its_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at its namespace and the entry into it."""
+
+    def enter(pid: int, *arguments: Any, **options: Any) -> Any:
+        if pid == ranks[0].pid:
+            raise FileNotFoundError(pid)
+        return call_inside(pid, *arguments, **options)
+
+    with tcp_peers(None, None) as ranks:
+        monkeypatch.setattr(nics, "call_inside", enter)
+        seen = PROBE.observe(Request([one.target(rank) for rank, one in enumerate(ranks)], Tier.EXAMINE))
+        assert [(one.rank, one.why) for one in seen.unseen] == [(0, f"process {ranks[0].pid} has ended")]
+        assert list(seen.by_pid) == [ranks[1].pid]
 
 
 def test_links_of_a_namespace() -> None:
