@@ -47,26 +47,21 @@ class NicsProbe:
     def observe(self, request: Request) -> Observation:
         if request.tier < Tier.EXAMINE and not self._queues_build_up(request):
             return Observation({})
+        seen: dict[int, Interfaces | Exception] = {}
+        records: dict[int, Interfaces] = {}
         unseen: list[Unseen] = []
-        networks: dict[int, list[Target]] = defaultdict(list)
         for target in request.targets:
             try:
-                networks[namespace(target.pid)].append(target)
+                network = namespace(target.pid)
+                if network not in seen:
+                    seen[network] = _read(target.pid, network)
+                found = seen[network]
             except OSError as error:
-                unseen.append(_unseen(target, error))
-        records: dict[int, Interfaces] = {}
-        for network, targets in networks.items():
-            for at, target in enumerate(targets):
-                try:
-                    held = call_inside(target.pid, partial(_interfaces, target.pid), timeout_s=rtnetlink.TIMEOUT_S)
-                except _ENDED as error:  # the next one is in the same namespace
-                    unseen.append(_unseen(target, error))
-                    continue
-                except Exception as error:  # from another process and namespace: anything may fail
-                    unseen.extend(_unseen(one, error) for one in targets[at:])
-                    break
-                records.update(dict.fromkeys((one.pid for one in targets[at:]), Interfaces(held, network)))
-                break
+                found = error
+            if isinstance(found, Interfaces):
+                records[target.pid] = found
+            else:
+                unseen.append(_unseen(target, found))
         return Observation(records, unseen=tuple(unseen))
 
     def _queues_build_up(self, request: Request) -> bool:
@@ -88,6 +83,16 @@ def _has_queue(records: Mapping[str, Any]) -> bool:
     seen = records.get("sockets")
     connections = seen.connections if isinstance(seen, Sockets) else ()
     return any(connection.send_queue >= _QUEUED_BYTES and connection.send_window != 0 for connection in connections)
+
+
+def _read(pid: int, network: int) -> Interfaces | Exception:
+    """The interfaces of a namespace, or why they cannot be read. Raises OSError if the process has ended."""
+    try:
+        return Interfaces(call_inside(pid, partial(_interfaces, pid), timeout_s=rtnetlink.TIMEOUT_S), network)
+    except _ENDED:
+        raise  # another process of this namespace may be there
+    except Exception as error:  # from another process and namespace: anything may fail
+        return error
 
 
 def _interfaces(pid: int) -> tuple[Interface, ...]:
