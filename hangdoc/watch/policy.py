@@ -181,7 +181,7 @@ def _may_be_late(rank: RankFacts) -> bool:
 
 
 def _may_drift(rank: RankFacts) -> bool:
-    """True if its parameters change less or more often than those of its replicas, by more than chance."""
+    """True if its parameters change more or less often than those of the other replicas, by more than chance."""
     return rank.replicas.apart is None and 2 * rank.replicas.drift > DRIFTED_CHANGES
 
 

@@ -209,8 +209,7 @@ class _Comparison:
 
     named: Named
     sides: list[list[Key]]  # ranks that were seen with an equal value, directly or by way of others
-    apart: Mapping[Key, tuple[int, int]]  # states and drift of the ranks that are apart from another side
-    drifts: Mapping[Key, int]  # drift of every rank from another side
+    differences: Mapping[Key, tuple[int, int]]  # states and drift of each rank, if there is another side
 
     @property
     def equal(self) -> bool:
@@ -219,7 +218,11 @@ class _Comparison:
     @property
     def decided(self) -> bool:
         """True if every rank is apart from another."""
-        return len(self.apart) == sum(map(len, self.sides)) > 0
+        apart = [states >= WATCHED_LOOKS or drift >= DRIFTED_CHANGES for states, drift in self.differences.values()]
+        return len(apart) > 0 and all(apart)
+
+    def drift(self, key: Key) -> int:
+        return self.differences[key][1] if key in self.differences else 0
 
 
 def _compare(
@@ -236,7 +239,7 @@ def _compare(
         same = bool(compared) and all(one.equal for one in compared)
         if same:
             return {key: replace(facts[key], apart=False, odd=False) for key in members}, 1
-        drifts = {key: max(one.drifts.get(key, 0) for one in compared) for key in members} if compared else {}
+        drifts = {key: max((one.drift(key) for one in compared), default=0) for key in members}
         return {key: replace(facts[key], drift=drift) for key, drift in drifts.items()}, None
     most = max(map(len, differing.sides))
     majority = most > max(1.0, HALF * len(members))
@@ -245,7 +248,7 @@ def _compare(
     for side in differing.sides:
         others = _union(gradients[key] for key in members if key not in side)
         for key in side:
-            states, drift = differing.apart[key]
+            states, drift = differing.differences[key]
             found[key] = replace(
                 facts[key],
                 apart=True,
@@ -311,16 +314,12 @@ def _union(digests: Iterable[frozenset[str]]) -> frozenset[str]:
 
 def _comparison(named: Named, held: Mapping[Key, _History]) -> _Comparison:
     sides = _sides(held)
-    apart: dict[Key, tuple[int, int]] = {}
-    drifts: dict[Key, int] = {}
+    differences: dict[Key, tuple[int, int]] = {}
     for side in sides:
         others = [key for other in sides if other is not side for key in other][:MAX_COMPARED]
         for key in side if others else ():
-            states, drift = max(_difference(held[key], held[other]) for other in others)
-            drifts[key] = drift
-            if states >= WATCHED_LOOKS or drift >= DRIFTED_CHANGES:
-                apart[key] = states, drift
-    return _Comparison(named, sides, apart, drifts)
+            differences[key] = max(_difference(held[key], held[other]) for other in others)
+    return _Comparison(named, sides, differences)
 
 
 def _sides(held: Mapping[Key, _History]) -> list[list[Key]]:
