@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hangdoc.analysis import Analysis, Case, Key
@@ -35,8 +35,8 @@ STEERS = re.compile(
     r"|dim|width|depth|seq\w*|vocab\w*|model|world|nnodes|nproc|parallel|tp|pp|dp|zero\w*|bucket\w*|freq\w*|interval|every|clip\w*"
     r"|ema|freeze\w*|unused|sync\w*)(?:_|$)"
 )
-# Name parts of variables that hold what the ranks may have to agree on before they meet: a part of the store.
-RUN = re.compile(
+# Name parts of variables that may hold the name under which the ranks meet in the store.
+RUN_NAME = re.compile(
     r"(?:^|_)(?:run|job|session|group|prefix|name_?space|rdzv|rendezvous|experiment|exp|uuid|digest|fingerprint)(?:_|$)"
 )
 VARIABLES = re.compile(
@@ -67,8 +67,8 @@ class SettingsJob:
     lines: tuple[str, ...] = ()
     sizes: bool = False  # world size or number of hosts differs
     meetings: bool = False  # the file in which the ranks meet differs: `init_method`
-    runs: bool = False  # all ranks are in `init_process_group`, and a minority has another name of the run
-    prefixed: bool = False  # and their scripts pass a part of the store, which has a name
+    run_names: bool = False  # all ranks are in `init_process_group`, and a minority uses another name for the run
+    prefixed: bool = False  # besides, their scripts pass it a `PrefixStore`
     versions: bool = False
     options: bool = False  # options or variables differ, and the ranks diverge along them
 
@@ -91,7 +91,13 @@ class SettingsAnalysis(Analysis[SettingsFacts, SettingsJob]):
     def derive(self, case: Case) -> tuple[dict[Key, SettingsFacts], SettingsJob]:
         facts = dict.fromkeys(case.ranks, SettingsFacts())
         alive = [key for key in case.ranks if case.ranks[key].alive is not False]
-        counted = [*_sizes(case, alive), *_meetings(case, alive), *_runs(case, alive), *_versions(case, alive)]
+        joining = {key: threads for key in alive if (threads := _joining_threads(case, key))}
+        counted = [
+            *_sizes(case, alive, joining),
+            *_meetings(alive, joining),
+            *_run_names(case, alive, joining),
+            *_versions(case, alive),
+        ]
         diverging = [one for one in (*_options(case, alive), *_variables(case, alive)) if _divides(case, one)]
         differences = [*counted, *diverging]
         if differences:
@@ -103,7 +109,7 @@ class SettingsAnalysis(Analysis[SettingsFacts, SettingsJob]):
             "size" in kinds,
             "meeting" in kinds,
             "run" in kinds,
-            "run" in kinds and any(_passes_prefix(case, key) for key in alive),
+            "run" in kinds and any(map(_passes_prefix, joining.values())),
             "version" in kinds,
             bool(diverging),
         )
@@ -112,10 +118,13 @@ class SettingsAnalysis(Analysis[SettingsFacts, SettingsJob]):
 # --- what is compared -----------------------------------------------------------------------------
 
 
-def _sizes(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
+_Joining = Mapping[Key, Sequence[Stack]]  # of the ranks that are in `init_process_group`: the threads in it
+
+
+def _sizes(case: Case, keys: Sequence[Key], joining: _Joining) -> Iterator[Difference]:
     """World size, and number of hosts. A process without a number may be none of the ranks: its size is a guess."""
     ranks = [key for key in keys if case.ranks[key].target.role == "rank"]
-    sizes = {key: _world_size(case, key) for key in ranks if case.ranks[key].target.rank is not None}
+    sizes = {key: _world_size(case, key, joining) for key in ranks if case.ranks[key].target.rank is not None}
     yield from _difference(
         "world size", {key: None if size is None else str(size) for key, size in sizes.items()}, "size"
     )
@@ -123,17 +132,13 @@ def _sizes(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
     yield from _difference("--nnodes", {key: one.nodes for key, one in launches.items()}, "size")
 
 
-def _world_size(case: Case, key: Key) -> int | None:
+def _world_size(case: Case, key: Key, joining: _Joining) -> int | None:
     """The world size that a rank has joined or tries to join with, else that of its launch."""
     groups = case.record(key, "groups")
-    given = next((one.number for one in _joining(case, key) if one.name == "world_size" and one.kind == "int"), None)
+    passed = _passed(joining.get(key, ()))
+    given = next((one.number for one in passed if one.name == "world_size" and one.kind == "int"), None)
     joined = groups.world_size if isinstance(groups, ProcessGroups) else None
     return valid_world_size(int(given) if given else joined) or case.ranks[key].target.world_size
-
-
-def _joining(case: Case, key: Key) -> Sequence[Variable]:
-    """The variables of `init_process_group`, while a rank is in it."""
-    return [one for thread in _joining_threads(case, key) for one in _variables_in(thread, _joins)]
 
 
 def _joining_threads(case: Case, key: Key) -> Sequence[Stack]:
@@ -145,14 +150,21 @@ def _joins(frame: Frame) -> bool:
     return frame.function == "init_process_group" and frame.file.endswith(C10D)
 
 
-def _variables_in(thread: Stack, chosen: Callable[[Frame], bool]) -> Iterator[Variable]:
-    return (one for frame in thread.frames if chosen(frame) for one in frame.variables or ())
+def _passed(threads: Iterable[Stack]) -> Iterator[Variable]:
+    """The variables of `init_process_group`."""
+    return _variables_in(threads, _joins)
 
 
-def _meetings(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
+def _variables_in(threads: Iterable[Stack], chosen: Callable[[Frame], bool]) -> Iterator[Variable]:
+    """Those of the innermost frame first."""
+    frames = (frame for thread in threads for frame in thread.frames)
+    return (one for frame in frames if chosen(frame) for one in frame.variables or ())
+
+
+def _meetings(keys: Sequence[Key], joining: _Joining) -> Iterator[Difference]:
     """The file in which ranks that are joining meet. An address may have several names."""
     given = {
-        key: next((one.text.strip("\"'") for one in _joining(case, key) if one.name == "init_method"), "")
+        key: next((one.text.strip("\"'") for one in _passed(joining.get(key, ())) if one.name == "init_method"), "")
         for key in keys
     }
     # Of a long path, the end is what differs.
@@ -163,14 +175,16 @@ def _meetings(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
     yield from _difference("init_method", files, "meeting")
 
 
-def _runs(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
+def _run_names(case: Case, keys: Sequence[Key], joining: _Joining) -> Iterator[Difference]:
     """Names of the run in the code that has called `init_process_group`, while every rank is in it and none is missing.
 
-    Names that differ in digits only number a rank or tell the time.
+    Names that differ only in their digits number the ranks, or tell the time.
     """
-    if len(keys) < COMPARABLE_RANKS or any(_world_size(case, key) != len(keys) for key in keys):
+    if not COMPARABLE_RANKS <= len(joining) == len(keys):
         return
-    named = {key: dict(_run_names(case, key)) for key in keys}
+    if any(_world_size(case, key, joining) != len(keys) for key in keys):
+        return
+    named = {key: _run_names_in(threads) for key, threads in joining.items()}
     for name in sorted(set.intersection(*map(set, named.values()))):
         values = {key: each[name] for key, each in named.items()}
         often = Counter(values.values()).most_common(1)[0][1]
@@ -178,21 +192,15 @@ def _runs(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:
             yield from _difference(name, values, "run")
 
 
-def _run_names(case: Case, key: Key) -> Iterator[tuple[str, str]]:
-    """The outermost frame comes last, and its name of a variable counts."""
-    for thread in _joining_threads(case, key):
-        for one in _variables_in(thread, lambda frame: not is_library(frame.file)):
-            if one.kind == "str" and RUN.search(one.name.lower()):
-                yield one.name, one.text
+def _run_names_in(threads: Iterable[Stack]) -> Mapping[str, str]:
+    """Variable of the user's code -> its value; of two frames, that of the outer one."""
+    variables = _variables_in(threads, lambda frame: not is_library(frame.file))
+    return {one.name: one.text for one in variables if one.kind == "str" and RUN_NAME.search(one.name.lower())}
 
 
-def _passes_prefix(case: Case, key: Key) -> bool:
-    """True if the caller of `init_process_group` has a `PrefixStore`."""
-    return any(
-        "PrefixStore" in one.text
-        for thread in _joining_threads(case, key)
-        for one in _variables_in(thread, lambda frame: not frame.file.endswith(C10D))
-    )
+def _passes_prefix(threads: Iterable[Stack]) -> bool:
+    """True if a caller of `init_process_group` has a `PrefixStore`."""
+    return any("PrefixStore" in one.text for one in _variables_in(threads, lambda frame: not frame.file.endswith(C10D)))
 
 
 def _versions(case: Case, keys: Sequence[Key]) -> Iterator[Difference]:

@@ -186,15 +186,13 @@ def _lingers(case: Case, key: Key) -> bool:
 
 
 def _in_vain(case: Case, roll: RollCall, seen: Mapping[Key, Arrival], waiting: Mapping[Key, Arrival]) -> bool:
-    """True if waiting cannot succeed: every rank that can arrive has arrived, and some are missing or cut off, or look
-    for their peers under another name.
-    """
+    """True if waiting cannot succeed: every rank that can come has, and some are missing, cut off or look elsewhere."""
     if len(waiting) < len(seen):
         return False  # a rank is still busy with something else
     if any(_cut_off(one) for one in waiting.values()):
         return True
     settings = case.job(SettingsJob)
-    if (settings.sizes or settings.runs) and all(_waited(one, PATIENCE_S) for one in waiting.values()):
+    if (settings.sizes or settings.run_names) and all(_waited(one, PATIENCE_S) for one in waiting.values()):
         return True
     if roll.coming or roll.lacking == 0:
         return False

@@ -196,4 +196,4 @@ def test_the_name_under_which_ranks_meet(
     ]
     found = judged(tmp_path, *joining)
     assert odd(found) == outliers
-    assert found.job.settings.runs is bool(outliers)
+    assert found.job.settings.run_names is bool(outliers)
