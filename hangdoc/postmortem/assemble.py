@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from hangdoc.evidence import End, RankEvidence, Snapshot, Target, limits
 from hangdoc.evidence.logs import LOST, TEARDOWN, WAITED, Aftermath, Logs
 from hangdoc.evidence.pieces import CONTAINER_PID, Piece
-from hangdoc.evidence.placement import HostRanks, short_name
+from hangdoc.evidence.placement import HostRanks, short_name, whole_names
 from hangdoc.postmortem.readers import EvidenceItem
 from hangdoc.redaction.records import Mask
 
@@ -146,20 +146,12 @@ def _run_snapshots(pieces: Sequence[Piece], run: int | None, known: Mapping[int,
 def _on_whole_hosts(pieces: Sequence[Piece]) -> Sequence[Piece]:
     """The pieces with one name for each host: a person calls `train-worker-1` `worker-1`, if there is no other one."""
     hosts = {host for piece in pieces if (host := piece.process.host)}
-    longer: dict[str, list[str]] = defaultdict(list)  # an ending behind a hyphen -> the hosts with it
-    for host in hosts:
-        for dash in re.finditer("-", host):
-            longer[host[dash.end() :]].append(host)
-    whole = {
-        short: longer[short][0]
-        for short in hosts & longer.keys()
-        if len(longer[short]) == 1 and any(map(str.isdigit, short)) and any(map(str.isalpha, short))
-    }
+    whole = whole_names(hosts, hosts)
     if not whole:
         return pieces
     return [
         replace(piece, process=replace(piece.process, host=whole[host]))
-        if (host := piece.process.host) in whole
+        if (host := piece.process.host) and host in whole
         else piece
         for piece in pieces
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from hangdoc.evidence import limits
 from hangdoc.evidence.pieces import Piece, ProcessRef
-from hangdoc.evidence.placement import HostRanks, short_name
+from hangdoc.evidence.placement import HostRanks, short_name, whole_names
 from hangdoc.postmortem.readers._host_names import as_rank, is_host_name, prompt_of
 from hangdoc.postmortem.readers._owner_hints import LOCAL_OF_PID, LOCAL_PIDS
 from hangdoc.postmortem.readers._placement.buses import BusList, bus_of, bus_of_number
@@ -336,15 +336,9 @@ def _of_lettered_hosts(seats: Sequence[Seat], hosts: Iterable[str]) -> list[Seat
     ]
 
 
-def _with_beginnings(seats: Sequence[Seat], hosts: Iterable[str]) -> list[Seat]:
+def _with_beginnings(seats: Sequence[Seat], hosts: Collection[str]) -> list[Seat]:
     """The seats, where people write `c3` for the host `rdma-c3`, and no host is called `c3`."""
-    called = {seat.host.lower() for seat in seats if seat.host} - {*hosts}
-    endings: dict[str, set[str]] = defaultdict(set)
-    for host in hosts:
-        for dash in re.finditer("-", host):
-            if host[dash.end() :] in called:
-                endings[host[dash.end() :]].add(host)
-    whole = {ending: min(found) for ending, found in endings.items() if len(found) == 1}
+    whole = whole_names({seat.host.lower() for seat in seats if seat.host} - {*hosts}, hosts)
     return [dataclasses.replace(seat, host=whole.get((seat.host or "").lower(), seat.host)) for seat in seats]
 
 
