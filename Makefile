@@ -42,7 +42,8 @@ endif
 test-live: $(TESTED)  ## every other live job: reproducers, healthy jobs, ssh, Slurm, networks, hostile targets, a soak
 	$(MAKE) --no-print-directory --jobs 2 live-jobs live-soak
 
-live-jobs: $(TESTED)  # first those that run one by one, and leave a core to the soak
+# First those that run one by one, and leave a core to the soak; then four at once, since most of them wait.
+live-jobs: $(TESTED)
 	$(PYTEST) tests/live -m 'quiet and not (selection or frameworks)'
 	$(PYTEST) tests/live $(SIDE_BY_SIDE) --numprocesses 4 -m 'not (selection or quiet or soak or frameworks)'
 

@@ -125,7 +125,7 @@ class _Block:
     sections: RankSections = field(default_factory=RankSections)
     lists: RankLists = field(default_factory=RankLists)
 
-    def head(self, heading: str) -> None:
+    def set_heading(self, heading: str) -> None:
         self.heading = heading
         self.announced = _common_of_parts(heading) or self.announced
 
@@ -256,7 +256,7 @@ def _values(line: Line, raw: str, block: _Block, whole: bool) -> Iterator[Value]
         return
     if (row := block.tables.feed(text, raw, block.heading)) is not None:
         if not row and re.search("[A-Za-z]", text):
-            block.head(text.lower().strip(_EDGES))  # the head of a table, or of a list
+            block.set_heading(text.lower().strip(_EDGES))  # the head of a table, or of a list
         yield from row
         return
     host = _HOST_ROW.fullmatch(text) if whole else None
@@ -333,9 +333,9 @@ def _in_line(text: str, own: Owner | None, block: _Block) -> Iterator[Value]:
     if not _FENCE.match(text):
         last = _last_sentence(text)
         if not named and not (found and _STATISTICS.search(text)):
-            block.head(text.lower().strip(_EDGES)[-MAX_LINE:])
+            block.set_heading(text.lower().strip(_EDGES)[-MAX_LINE:])
         elif last != text and last.rstrip().endswith(":") and not any(map(_owners, _TOKEN.finditer(last.lower()))):
-            block.head(last.lower().strip(_EDGES))
+            block.set_heading(last.lower().strip(_EDGES))
     yield from found
 
 
