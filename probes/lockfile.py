@@ -154,7 +154,7 @@ class LockFileProbe:
     def _find_holders(
         self, path: str, made: os.stat_result, lock: re.Pattern[str] | None
     ) -> tuple[tuple[int, ...], int]:
-        """PIDs that hold the file (or such a lock on it), and the number of processes that could not be checked."""
+        """As `_search`, not older than `_HOLDERS_CACHE_S`; without those that have died since."""
         key = (made.st_dev, made.st_ino)
         at, pids, hidden = self._holders.get(key, (0.0, (), 0))
         if time.monotonic() - at > _HOLDERS_CACHE_S:
@@ -249,7 +249,12 @@ def _is_path(text: str) -> bool:
 
 
 def _search(name: str, made: os.stat_result, lock: re.Pattern[str] | None) -> tuple[tuple[int, ...], int]:
-    found: list[int] = []
+    """PIDs that hold the file (or such a lock on it), and the number of processes that could not be checked.
+
+    They are looked at again once all others were: a holder keeps the file, whoever reads it once (another hangdoc
+    does) has closed it by then.
+    """
+    found: dict[int, list[int]] = {}  # descriptors of the file by PID
     hidden = 0
     for pid in procfs.numbers("/proc"):
         try:
@@ -261,10 +266,15 @@ def _search(name: str, made: os.stat_result, lock: re.Pattern[str] | None) -> tu
             continue
         links = ((fd, procfs.link(f"/proc/{pid}/fd/{fd}") or "") for fd in descriptors)
         likely = [int(fd) for fd, link in links if link.endswith(name)][:_MAX_LIKELY]
-        there = TargetFiles(pid).each(likely, os.fstat) if likely else {}
-        if any(_same(status, made) and _holds(pid, fd, lock) for fd, status in there.items()):
-            found.append(pid)
-    return tuple(found), hidden
+        if held := _held(pid, likely, made, lock):
+            found[pid] = held
+    return tuple(pid for pid, held in found.items() if _held(pid, held, made, lock)), hidden
+
+
+def _held(pid: int, likely: Sequence[int], made: os.stat_result, lock: re.Pattern[str] | None) -> list[int]:
+    """Those among the descriptors of a process that hold the file, or such a lock on it."""
+    there = TargetFiles(pid).each(likely, os.fstat) if likely else {}
+    return [fd for fd, status in there.items() if _same(status, made) and _holds(pid, fd, lock)]
 
 
 def _same(there: os.stat_result | OSError, made: os.stat_result) -> bool:
@@ -279,8 +289,8 @@ def _holds(pid: int, descriptor: int, lock: re.Pattern[str] | None) -> bool:
     lines = (procfs.text(f"/proc/{pid}/fdinfo/{descriptor}") or "").splitlines()
     if lock is not None:
         return any(lock.match(line) for line in lines)
-    flags = next((line.split()[-1] for line in lines if line.startswith("flags:")), "0")
-    return not int(flags, 8) & os.O_PATH
+    flags = next((int(line.split()[-1], 8) for line in lines if line.startswith("flags:")), None)
+    return flags is not None and not flags & os.O_PATH  # None: closed meanwhile
 
 
 def _owner(pid: int) -> int | None:

@@ -173,6 +173,34 @@ def test_a_process_that_looks_at_the_file_does_not_hold_it(how: str, tmp_path: P
     assert seen.holders == ()
 
 
+def test_a_process_that_opens_the_file_for_a_moment_does_not_hold_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another hangdoc does, which reads the PID in it."""
+    lock = tmp_path / "read.lock"
+    lock.touch()
+    briefly = os.open(lock, os.O_RDONLY)
+    holds = lockfile._holds
+
+    def then_closed(pid: int, descriptor: int, kind: Any) -> bool:
+        held = holds(pid, descriptor, kind)
+        if (pid, descriptor) == (os.getpid(), briefly):
+            assert held
+            os.close(briefly)
+        return held
+
+    monkeypatch.setattr(lockfile, "_holds", then_closed)
+    with held(lock, locked=False) as holder:
+        assert lockfile._search(lock.name, lock.stat(), None) == ((holder,), 0)
+
+
+def test_a_descriptor_closed_meanwhile_holds_nothing(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path / "read.lock", os.O_RDWR | os.O_CREAT)
+    assert lockfile._holds(os.getpid(), descriptor, None)
+    os.close(descriptor)
+    assert not lockfile._holds(os.getpid(), descriptor, None)
+
+
 @pytest.mark.parametrize("how", ["baton", "filelock", "loop"])
 def test_left_behind(how: str, tmp_path: Path, libraries: Path) -> None:
     lock = tmp_path / "lock"
