@@ -201,14 +201,18 @@ def ranks_behind(group: Group, logs: JobLogs) -> dict[int, Behind]:
     if not group.timed_out:
         return found if len(found) < len(found.keys() | group.failed.keys()) or group.named or group.slow else {}
     arrived = set(group.timed_out) | (_lost_a_peer(logs) if group.whole else set())
-    part = group.size is not None and group.size < logs.least  # of the job
     # Groups of one kind have one size, which divides that of the job: one with more than half of its ranks has all.
     whole = group.whole or (len(group.timed_out) >= REPORTERS and 2 * len(group.timed_out) > (logs.named or logs.least))
-    if whole and not group.joined and not part:
+    if whole and not group.joined and not is_part(group, logs):
         size = logs.named or group.size or logs.size
         for rank in _silent(arrived | group.enqueued.keys() | found.keys(), arrived - found.keys(), size, logs):
             found[rank] = Behind("its peers report a collective timeout, and it reports none")
     return found if len(found) < max(logs.size or 0, len(found.keys() | group.timed_out.keys())) else {}
+
+
+def is_part(group: Group, logs: JobLogs) -> bool:
+    """The sizes of its collectives show fewer ranks than the job has: of the others, none is missing in them."""
+    return group.size is not None and group.size < logs.least
 
 
 def _silent(known: Collection[int], arrived: Collection[int], named: int | None, logs: JobLogs) -> Sequence[int]:

@@ -20,6 +20,7 @@ from hangdoc.analysis.logs.collective_timeouts import (
     failed_groups,
     first_timeout,
     is_complete,
+    is_part,
     ranks_behind,
 )
 from hangdoc.analysis.logs.counters import (
@@ -127,6 +128,7 @@ class LogsJob:
     waited_s: float | None = None  # how long the first of them waited (s)
     timeouts: int = 0  # lines that report a collective timeout, with or without a rank
     reporters: int = 0  # ranks that report a collective timeout
+    of_part: bool = False  # the groups of the collectives that timed out have fewer ranks than the job
     sequence: int | None = None  # highest sequence number of a collective that timed out
     early: bool = False  # the collective that timed out is one of the first of its group
     size: int | None = None  # world size that the logs name
@@ -395,6 +397,7 @@ def _job_facts(case: Case, job: _Findings, errors: Mapping[Key, LogEvent]) -> Lo
     sequence = max((at for event in logs.all(*TIMEOUTS) if (at := number(event, "sequence")) is not None), default=None)
     misfits = [event for event in logs.all("exception") if error_kind(event) == MISFIT and not caused_by_peer(event)]
     misfit = next((event for event in misfits if "uncaught" in event.fields), misfits[0] if misfits else None)
+    timed_out = [group for group in job.groups if group.timed_out]
     lost_texts = {event.text for event in lost}
     peer_errors = [
         event
@@ -411,6 +414,7 @@ def _job_facts(case: Case, job: _Findings, errors: Mapping[Key, LogEvent]) -> Lo
         waited_s=_waited_s(logs),
         timeouts=sum(1 for _ in logs.all(*TIMEOUTS, STALLED)),
         reporters=len({rank for group in job.groups for rank in group.timed_out}),
+        of_part=bool(timed_out) and all(is_part(group, logs) for group in timed_out),
         sequence=sequence,
         early=sequence is not None and sequence <= FIRST_CALLS,
         size=logs.named,

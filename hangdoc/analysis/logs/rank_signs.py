@@ -25,6 +25,7 @@ from hangdoc.evidence import limits
 from hangdoc.evidence.logs import RankSigns, Terms
 
 WEIGHTS = Path(__file__).with_name("rank_sign_weights.tsv")
+ABSENT = "absent"  # the sign of a rank that a text does not mention
 NOBODY = "nobody"  # the sign that competes with those of the ranks
 MAX_RANKS = 64  # mentioned; in a longer list, no rank is the odd one by its words
 MAX_LINES = 5_000
@@ -83,6 +84,7 @@ class RankSignsJob:
     suspects: tuple[Suspect, ...] = ()  # one rank
     share: float | None = None  # its probability among the ranks of the text, and nobody
     says: str | None = None  # the signs that say most for it
+    unmentioned: bool = False  # the text tells of its peers only
 
 
 class RankSignsDetector(Detector[object, RankSignsJob]):
@@ -117,7 +119,7 @@ def pointed_at(
     share = math.exp(scores[best] - most) / sum(math.exp(one - most) for one in (against, *scores.values()))
     if share < POINTED_AT:
         return RankSignsJob()
-    return RankSignsJob((Suspect(best),), share, _says_most(ranks[best], weights))
+    return RankSignsJob((Suspect(best),), share, _says_most(ranks[best], weights), ABSENT in ranks[best])
 
 
 def weighed(signs: Collection[str], shares: Mapping[str, float], known: Collection[str]) -> dict[str, float]:
@@ -285,7 +287,7 @@ def _absent_signs(told: Mapping[int, _Told], text: str) -> dict[int, set[str]]:
     absent = [rank for rank in range(count) if rank not in told] if len(told) > 1 and count <= 2 * len(told) + 1 else []
     if len(absent) > MAX_ABSENT:
         return {}
-    held = {"absent": True, "the only absent one": len(absent) == 1, "of a stated size": stated}
+    held = {ABSENT: True, "the only absent one": len(absent) == 1, "of a stated size": stated}
     signs = {sign for sign, holds in held.items() if holds}
     return {rank: signs | ({"absent rank zero"} if rank == 0 else set()) for rank in absent}
 

@@ -108,6 +108,13 @@ def test_rank_that_lost_a_peer_had_arrived() -> None:
     assert ranks(found, "behind") == [1]
 
 
+@pytest.mark.parametrize(("ranks_named", "part"), [(2, False), (4, True)])
+def test_an_all_gather_of_fewer_ranks_than_the_job_has(ranks_named: int, part: bool) -> None:
+    gather = timeout(9, "ALLGATHER", group="5", numel_in=8, numel_out=16)
+    others = [(rank, list[LogEvent]()) for rank in range(1, ranks_named)]
+    assert facts((0, [gather]), *others).job.logs.of_part is part
+
+
 @pytest.mark.parametrize("numbers", [(9, 9, 9), (9, 9, 8)])
 def test_all_ranks_at_one_sequence_number_had_joined(numbers: tuple[int, ...]) -> None:
     found = facts(*[(rank, [timeout(number)]) for rank, number in enumerate(numbers)], size=3)

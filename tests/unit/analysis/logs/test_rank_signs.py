@@ -71,6 +71,8 @@ def test_the_ranks_compete_with_each_other_and_with_nobody() -> None:
     found = pointed_at(ranks, {}, weights)
     assert [one.rank for one in found.suspects] == [2]
     assert found.says == "the highest figure"
+    assert not found.unmentioned
+    assert pointed_at({**ranks, 4: ("absent",)}, {}, weights | {"absent": 9.0}).unmentioned
     assert pointed_at(ranks, {}, weights | {"nobody": 6.0}).suspects == ()
     assert pointed_at({**ranks, 3: ("higher",)}, {}, weights).suspects == ()
     assert pointed_at({}, {}, weights).suspects == ()
@@ -109,5 +111,5 @@ def test_odd_texts_cost_little(text: str) -> None:
 
 def test_the_weights_that_ship_can_be_read() -> None:
     weights = rank_signs.sign_weights()
-    assert rank_signs.NOBODY in weights
+    assert {rank_signs.NOBODY, rank_signs.ABSENT} <= weights.keys()
     assert all(abs(weight) < 20 for weight in weights.values())
