@@ -262,6 +262,7 @@ def test_full_disk_is_said_once(arguments: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow("each command starts twice")
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -162,6 +162,7 @@ def apart(a: Any, b: Any, at: str) -> Iterator[str]:
         yield f"{at}: {a} and {b}"
 
 
+@pytest.mark.slow("judges every recording again and again")
 @pytest.mark.parametrize("name", names())
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(

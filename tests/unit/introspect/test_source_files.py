@@ -60,6 +60,7 @@ def ask(asked: Sources[Place], *files: str, line: int = 3) -> tuple[dict[str, Pl
     return {file: place for (_, file, _), place in found.items()}, lacks
 
 
+@pytest.mark.slow("parses what takes seconds")
 @every_python
 @pytest.mark.usefixtures("patient")
 def test_hostile_source_costs_that_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str) -> None:
