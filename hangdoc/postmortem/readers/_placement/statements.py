@@ -90,6 +90,11 @@ _RAY_WORKER = re.compile(
     r".{0,80}?\((?:node_id=\w{1,64}, )?ip=(?P<host>[\d.a-fA-F:]{3,45}), pid=(?P<pid>\d{2,9})\)"
     r" world_rank=(?P<rank>\d{1,6})(?:, local_rank=(?P<local>\d{1,4}))?"
 )
+# An actor of Ray about itself, behind Ray's prefix: `(ActorModelRayActor pid=811, ip=10.0.0.7) global rank 5 ...`.
+_RAY_ACTOR = re.compile(
+    r"\s{0,4}\(\w{1,60} pid=(?P<pid>\d{2,9})(?:, ip=(?P<ip>[\d.a-fA-F:]{3,45}))?\)"
+    r".{0,200}?\b(?:global|world)[ _]rank[ =:]{1,2}(?P<rank>\d{1,6})(?!\w|\.\d)"
+)
 # Ray's prefix of a process that runs no rank: `(TrainController pid=4471)`.
 _OF_DRIVER = re.compile(r"\s{0,4}\((?:\w{0,40}Controller|\w{0,40}Tuner\w{0,20}|raylet|autoscaler)\b[^()\n]{0,80}\)")
 # In front of a line: `[r6@cn22]`, `rank6@cn22`.
@@ -168,6 +173,8 @@ def seats_in(text: str) -> Iterator[Seat]:
     elif "world_rank=" in text and (worker := _RAY_WORKER.match(text)):
         local = (int(worker["local"]),) if worker["local"] else ()
         yield Seat((int(worker["rank"]),), worker["host"], (int(worker["pid"]),), locals=local)
+    elif " pid=" in text and (actor := _RAY_ACTOR.match(text)):
+        yield Seat((int(actor["rank"]),), actor["ip"], (int(actor["pid"]),))
     elif listed := PID_FIRST.fullmatch(text):
         yield Seat((int(listed[2]),), pids=(int(listed[1]),), listed=True)
     elif len(keyed := list(_KEYED.finditer(text))) == 1:
