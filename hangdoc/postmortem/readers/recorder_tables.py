@@ -44,7 +44,7 @@ _FRAME = re.compile(r"(?:(?P<name>[A-Za-z_]\w{0,80})[ (@]{1,3})?(?P<file>[\w./-]
 class RecorderTableReader:
     name = "table of calls of the Flight Recorder"
     order = 12
-    marks = ("rank",)
+    marks = ("seq", "Seq", "SEQ")
     help = "the whole dump of each rank says more"
 
     def recognises(self, source: Source) -> bool:
@@ -92,7 +92,7 @@ def _cells(text: str) -> list[str]:
 
 def _head(text: str) -> Sequence[str]:
     """The fields in the columns of a table, "" for others. Empty: the line is no head of such a table."""
-    if len(text) > MAX_LINE or "rank" not in text.lower():
+    if len(text) > MAX_LINE or not all(word in text.lower() for word in ("seq", "rank")):  # most lines have not both
         return ()
     names = [re.sub(r"[_\s]+", " ", cell.lower()).strip() for cell in _cells(text)]
     fields = [next((field for field, form in _COLUMNS.items() if form.fullmatch(name)), "") for name in names]

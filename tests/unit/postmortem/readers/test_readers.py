@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hangdoc.postmortem.readers import ReadContext, load_readers
+from hangdoc.postmortem.readers._text_source import marked_parts, text_source
+from tests.benchmarks.logs import chatter
 from tests.support import samples
 from tests.support.pace import within
 from tests.support.samples import source
@@ -74,6 +76,19 @@ def test_damaged_archive(name: str, tmp_path: Path) -> None:
     file.write_bytes(packed[: len(packed) // 2])
     with suppress(OSError):
         list(READERS[name].read(source(file), ReadContext(lambda text: None)))
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_ordinary_lines_are_refused_at_once(name: str, tmp_path: Path) -> None:
+    """2 MB, of which each rank of a long job writes more: a reader that looks at every line takes minutes for all."""
+    file = tmp_path / "rank_3.log"
+    file.write_text("\n".join(chatter(3, 14_000, random.Random(0))))
+    whole = text_source(source(file), ReadContext(lambda text: None))
+    marks = getattr(READERS[name], "marks", None)
+    text = marked_parts(whole, {name: marks}).get(name) if marks else whole
+    if text is not None:
+        with within(0.04):
+            assert READERS[name].recognises(text) is (name == ANY_TEXT)
 
 
 @pytest.mark.slow("20 MB through every reader")
