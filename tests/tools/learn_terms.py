@@ -21,10 +21,10 @@ from hangdoc.analysis.logs import terms
 from tests.support.pasted import CLASSES, GROUPS, Fragment, fragments
 
 ALL = (*CLASSES, terms.NO_TROUBLE)
-WORDS = 1000  # those that tell the classes apart best
+WORDS = 2000  # those that tell the classes apart best
 LEAST_TEXTS, LEAST_GROUPS = 5, 3  # in fewer, a word is the author's
-MOST_TEXTS = 0.25  # of all; in more, a word is anybody's: `and`, `rank`
-PENALTY = 1e-4  # of the square of each weight
+MOST_TEXTS = 0.4  # of all; in more, a word is anybody's: `and`, `rank`
+PENALTY = 5e-5  # of the square of each weight
 STEPS = 100  # of L-BFGS
 FOLDS = 6
 ROUNDED = 2  # decimals

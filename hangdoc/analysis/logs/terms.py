@@ -1,7 +1,7 @@
 """Analysis `terms`: the class of causes that a pasted text speaks of, by its words.
 
 Rules read messages and figures. A text may hold none that they know, and still be about data that comes late, or about
-a network. The weights of a thousand words, in `term_weights.tsv`, tell the classes apart. They are learned from the
+a network. The weights of two thousand words, in `term_weights.tsv`, tell the classes apart. They are learned from the
 labelled texts of tests/data/pasted by a multinomial logistic regression (tests/tools/learn_terms.py), and judged there
 on texts of other authors. They name no rank, and prove nothing.
 """
