@@ -275,6 +275,9 @@ LIKELY = Threshold(
     "probability of a class",
     "measured: of texts of other authors with a cause, 95 % of those above it (`make terms`)",
 )
+CLASS_LEADS = Threshold(
+    1.25, "times the next class", "measured: below, half of the texts of other authors are about another"
+)
 THINKABLE = Threshold(0.15, "probability of a class", "chosen: one in seven is still worth a thought")
 POINTED_AT = Threshold(
     0.6, "probability of a rank", "measured: of texts of other authors, 83 % of those above it (`make terms`)"

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from hangdoc.analysis import Case, Detector, Key
-from hangdoc.analysis.thresholds import LEAST_TERMS, LIKELY, THINKABLE
+from hangdoc.analysis.thresholds import CLASS_LEADS, LEAST_TERMS, LIKELY, THINKABLE
 from hangdoc.evidence.logs import Terms
 
 WEIGHTS = Path(__file__).with_name("term_weights.tsv")
@@ -59,9 +59,10 @@ def judge(known: Iterable[str]) -> TermsJob:
     raw = {cls: math.exp(logit - most) for cls, logit in logits.items()}
     shares = {cls: one / sum(raw.values()) for cls, one in raw.items()}
     ranked = tuple(sorted(shares.items(), key=lambda one: -one[1]))
-    best, share = ranked[0]
+    (best, share), (_, next_share), *_ = ranked
     words = {cls: _says_most(cls, found) for cls, one in ranked if one >= THINKABLE and cls != NO_TROUBLE}
-    if best == NO_TROUBLE or share < LIKELY or len(found) < LEAST_TERMS:
+    leads = share >= LIKELY and share >= CLASS_LEADS * next_share
+    if best == NO_TROUBLE or not leads or len(found) < LEAST_TERMS:
         return TermsJob(shares=ranked, says_most=tuple(words.items()))
     return TermsJob(best, share, words[best], ranked, tuple(words.items()))
 
