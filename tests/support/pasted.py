@@ -79,6 +79,7 @@ GROUPS = (
     "fiftyfourth",
     "fiftyfifth",
     "fiftysixth",
+    "sixtieth",
 )
 CLASSES = (
     "collective_wait",
