@@ -22,6 +22,7 @@ CUDA_ERROR = re.compile(
     re.IGNORECASE,
 )
 MAX_TEXT = 200  # characters of a message
+OF_IPV4, LINK_LOCAL = "::ffff:", "fe80:"  # how GIDs begin
 FLUSHED = 5  # IBV_WC_WR_FLUSH_ERR: only the consequence of an earlier error
 STATUSES = {
     "4": "local protection error", "9": "the peer refused the request", "10": "remote access error",
@@ -45,6 +46,7 @@ class HardwareErrors:
     ports: dict[Key, str] = field(default_factory=dict)  # "mlx5_0:1: port error, 3 times"
     gpus: dict[Key, str] = field(default_factory=dict)  # "Xid 79 on GPU 0000:44:00: GPU has fallen off the bus"
     peers: tuple[Suspect, ...] = ()  # the host named by InfiniBand errors of several ranks
+    gid: str | None = None  # one end of a connection has a GID of another kind than the other: "fe80::7"
     scattered: bool = False  # InfiniBand errors on several hosts name different peers: no end stands out
     port_hosts: dict[str, str] = field(default_factory=dict)
     gpu_hosts: dict[str, str] = field(default_factory=dict)
@@ -73,6 +75,9 @@ def hardware_errors(case: Case, logs: JobLogs) -> HardwareErrors:
             found.gpus[key] = text
     _move_shared_ports(found)
     found.peers = _peers(named)
+    if odd := next(filter(None, (_odd_gid(key[0], event) for key, event in logs.of_ranks("ib_error"))), None):
+        found.gid, host = odd
+        found.peers = (Suspect(None, None, host),)
     # Both ends report an error and none names its peer, or each names another one.
     several = len(named.keys() - {""}) > 1 or named.keys() == {""}
     found.scattered = not found.peers and several and len({host for host, _ in found.ib}) > 1
@@ -179,6 +184,19 @@ def _peers(named: dict[str, set[Key]]) -> tuple[Suspect, ...]:
     if ranked and ranked[0][1] > 1 and (len(ranked) == 1 or ranked[1][1] < ranked[0][1]):
         return (Suspect(None, None, ranked[0][0]),)
     return ()
+
+
+def _odd_gid(host: str, event: LogEvent) -> tuple[str, str] | None:
+    """A link-local GID opposite to one of an IPv4 address, and the host that has it. None: they are of one kind.
+
+    RoCE v2 needs the second kind at both ends: at the index that NCCL uses, that host has another entry (show_gids).
+    """
+    local, remote = event.fields.get("local_gid", ""), event.fields.get("remote_gid", "")
+    if local.startswith(OF_IPV4) and remote.startswith(LINK_LOCAL) and (peer := peer_of(event)):
+        return remote, peer
+    if local.startswith(LINK_LOCAL) and remote.startswith(OF_IPV4) and known_host(host):
+        return local, host
+    return None
 
 
 def _format_ports(events: Iterable[LogEvent]) -> str | None:

@@ -191,6 +191,7 @@ class LogsJob:
     cut_off: bool = False  # a collective timed out, or a connection failed
     beyond: tuple[Suspect, ...] = ()  # the host named by InfiniBand errors of several ranks
     scattered: bool = False  # InfiniBand errors on several hosts name different peers: no end stands out
+    gid: str | None = None  # GID of `beyond`, link-local where the one opposite is that of an IPv4 address
     none_reached: bool = False  # no known rank, of several, reached the rendezvous
     port_ranks: int = 0  # ranks that found their port in use
     taken_on: tuple[Suspect, ...] = ()  # the host on which `port` was in use
@@ -416,7 +417,7 @@ def _job_facts(case: Case, job: _Findings, errors: Mapping[Key, LogEvent]) -> Lo
         reporters=len({rank for group in job.groups for rank in group.timed_out}),
         of_part=bool(timed_out) and all(is_part(group, logs) for group in timed_out),
         sequence=sequence,
-        early=sequence is not None and sequence <= FIRST_CALLS,
+        early=sequence is not None and sequence <= FIRST_CALLS and not _between_two(logs),
         size=logs.named,
         differing=_differing(logs, sequence),
         behind_proved=any(one.proved for rank, one in job.behind.items() if rank not in logs.keys),
@@ -468,6 +469,7 @@ def _job_facts(case: Case, job: _Findings, errors: Mapping[Key, LogEvent]) -> Lo
         cut_off=any(True for _ in logs.all(*TIMEOUTS, "connect_failed", "clients_missing", "unreachable")),
         beyond=job.beyond,
         scattered=job.hardware.scattered,
+        gid=hardware.gid,
         none_reached=len(logs.ranks) > 1 and all("unreached" in rendezvous.of_rank.get(key, {}) for key in logs.ranks),
         loopback_by=(Suspect(rendezvous.on_loopback),) if rendezvous.on_loopback is not None else (),
         loopback_on=job.loopback,
@@ -521,6 +523,12 @@ def _waited_s(logs: JobLogs) -> float | None:
         if (waited_ms := number(event, "ran_ms") or number(event, "timeout_ms")) is not None:
             return waited_ms / 1000
     return None
+
+
+def _between_two(logs: JobLogs) -> bool:
+    """True if sends and receives timed out, and nothing else: NCCL counts those of each pair, from their first use."""
+    ops = {event.fields["op"] for event in logs.all(*TIMEOUTS) if "op" in event.fields}
+    return bool(ops) and ops <= BETWEEN_TWO
 
 
 def _differing(logs: JobLogs, sequence: int | None) -> str | None:

@@ -7,13 +7,13 @@ rank counts only if it belongs to what ended the rank: an error that the rank ca
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.logs.first_failure import failures
-from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, job_logs, known_host
+from hangdoc.analysis.logs.log_events import TIMEOUTS, JobLogs, job_logs, known_host, number
 from hangdoc.analysis.ranks.host_ranks import on_hosts
 from hangdoc.analysis.thresholds import LEADING_LINES, TRACEBACK_LINES
 from hangdoc.evidence.logs import LogEvent
@@ -119,6 +119,7 @@ class NoticesJob:
     gc_paused_alone: bool = False  # one rank of several shows such pauses
     storage_throttled: str | None = None
     storage_throttled_at: tuple[Suspect, ...] = ()
+    lost_for_memory: bool = False  # as many processes were lost as a monitor killed for lack of memory
     throttled_ranks: int = 0  # to which the object store refused requests
     disk_failed: str | None = None
     disk_failed_at: tuple[Suspect, ...] = ()
@@ -221,8 +222,15 @@ class NoticesDetector(Detector[NoticesFacts, NoticesJob]):
         of_job: dict[str, Any] = {f"{kind}_at": tuple(found)[:MAX_SUSPECTS] for kind, found in suspects.items()}
         of_job["gc_paused_alone"] = len(case.ranks) > 1 and sum("gc_pause" in found for found in of_rank.values()) == 1
         of_job["worker_killed"] = any(one.kind == "worker_died" and _KILLED in one.text for _, _, one in _notices(logs))
+        of_job["lost_for_memory"] = _lost_for_memory(logs, of_rank)
         of_job["throttled_ranks"] = sum("storage_throttled" in found for found in of_rank.values())
         return {key: NoticesFacts(**found) for key, found in of_rank.items()}, NoticesJob(**(of_job | texts))
+
+
+def _lost_for_memory(logs: JobLogs, of_rank: Mapping[Key, Mapping[str, str]]) -> bool:
+    """A monitor that kills processes tells the host and how many; who lost them tells which."""
+    counts = [number(one, "count") or 0 for _, _, one in _notices(logs) if one.kind == "host_out_of_memory"]
+    return 0 < max(counts, default=0) == sum("process_lost" in found for found in of_rank.values())
 
 
 def _notices(logs: JobLogs) -> Iterator[tuple[Key | None, str | None, LogEvent]]:

@@ -53,10 +53,13 @@ def rendezvous_errors(logs: JobLogs) -> RendezvousErrors:
             continue
         if joined < expected:
             found.joined, found.expected = max(joined, found.joined or 0), max(expected, found.expected or 0)
+    everywhere = any("deduplicated" in event.fields for event in logs.all("loopback"))
     for key, events in logs.ranks.items():
         fields = RendezvousFields()
         for event in events:
-            if event.kind == "port_in_use" and (host := known_host(key[0])):
+            if event.kind == "loopback" and everywhere:
+                _add(found.unattributed, event)
+            elif event.kind == "port_in_use" and (host := known_host(key[0])):
                 _add(found.unattributed, event)  # the port is that of the host, whichever process asks for it
                 found.taken_on = host
             else:

@@ -140,8 +140,8 @@ _LOOPED = re.compile(rf"\s*(?:[#=\-*>]{{1,6}} ?)?({NAME}):?(?: ?[#=\-*<]{{1,6}})
 _ENDING = re.compile(r"\.(?:txt|log|out|err|json|dump)$")
 _LEAD = re.compile(  # a heading may be a sentence; then it begins with the process, and ends in a colon
     r"[\s\[(=\-#*~+>]{0,20}(?:\d{1,2}[.)] )?(?:(?:here(?:'s| is)|this is|and|on|for|from|the|stack(?:s|trace)?"
-    r"|trace(?:back)?"
-    r"|dump|py-spy|gdb|of|global|node \S{1,60}[, ]{1,2})[\s:-]{1,3}){0,5}(?:ranks?|gpu|worker|local[ _-]?rank|proc)\b",
+    r"|trace(?:back)?|(?:this|that|odd|other|last|stuck|late) one|but|then|now|finally|only|odd|other|last"
+    r"|dump|py-spy|gdb|of|global|node \S{1,60}?)[\s:,-]{1,3}){0,5}(?:ranks?|gpu|worker|local[ _-]?rank|proc)\b",
     re.IGNORECASE,
 )
 # A list of ranks and PIDs in one line: `rank -> pid: 0=90117 1=90118`, `pids 4412 (rank 0), 4413 (rank 1)`.

@@ -44,7 +44,7 @@ _SOME_CHILD_OF = re.compile(
     re.IGNORECASE,
 )
 # Commands that list the children of a process, and what they print: a PID, perhaps with more behind it.
-_CHILDREN_OF = re.compile(r"\b(?:pgrep\b.{0,40}? -P|ps\b.{0,40}? --ppid)[ =]?(\d{1,9})\b")
+_CHILDREN_OF = re.compile(r"\b(?:pgrep\b.{0,120}? -P|ps\b.{0,120}? --ppid)[ =]?(\d{1,9})\b")
 _CHILD = re.compile(r"\s{0,8}(\d{1,9})(?:\s.*)?")
 PID_OPTION = re.compile(r"(?:^|\s)(?:-p|--pid)[ =]?(\d{1,9})(?=\s|$)")  # of py-spy, gdb, strace
 

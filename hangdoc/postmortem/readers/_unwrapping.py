@@ -50,7 +50,8 @@ _SHOWS = re.compile(
 _FRESH = re.compile(  # a line that continues no other
     r"\s*(?:\[(?:rank|default)?\d{1,6}\]|\d{4}[-/]\d\d[-/]\d\d[T ]|\[\d{4}-|\d\d:\d\d:\d\d|[EWIF]\d{4} |\[[EWIFC]\d{4} "
     r"|#\d{1,4} |File \"|\((?:Python|C)\) File|Thread |Process \d|Python v\d|Traceback \(|Current thread|[+|]|-{4}|={4}"
-    r"|\([\w.]{1,60} pid=\d|[A-Z][a-z]{2} \d{1,2} \d\d:|\[\s*\d+\.\d{6}\]|\[pod/|\w[\w.-]*:\d+:\d+ \["
+    r"|\((?:[\w.]{1,60} pid=\d|raylet\b|autoscaler\b|scheduler\b)"
+    r"|[A-Z][a-z]{2} \d{1,2} \d\d:|\[\s*\d+\.\d{6}\]|\[pod/|\w[\w.-]*:\d+:\d+ \["
     r"|(?:srun|slurmstepd|mpirun|mpiexec): )"
 )
 _RULER = re.compile(r"\W{4}|#")

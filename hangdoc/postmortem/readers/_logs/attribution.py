@@ -184,14 +184,17 @@ class OriginResolver:
     def rank_of_device(self, origin: LineOrigin) -> int | None:
         """The rank that uses the GPU of this number: the only one of its host, or the one that the text states.
 
-        The number tells processes apart only where they see more than their own GPU.
+        The number tells processes apart only where they see more than their own GPU. There, launchers give each rank
+        the GPU of its own number on the host.
         """
         if origin.device is None or not origin.host:
             return None
         alone = self.placement.rank_alone_on(origin.host)
         if alone is not None or not self.sees_several:
             return alone
-        return self.placement.rank_of_gpu(origin.host, str(origin.device))
+        rank = self.placement.rank_of_gpu(origin.host, str(origin.device))
+        stated = rank is None and self.placement.places(origin.host)
+        return self.placement.rank_of_local(origin.host, None, origin.device) if stated else rank
 
     def _rank_of_local(self, origin: LineOrigin) -> int | None:
         """The rank of a process by its number on its host: as other lines show, or as the text says."""

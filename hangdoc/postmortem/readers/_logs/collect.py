@@ -104,6 +104,8 @@ _OF_A_JOB = re.compile(r"torch\.distributed|Dist\w+Error|NCCL|ProcessGroup|c10d|
 # torch.distributed prints uncaught exceptions so (excepthook of init_process_group, distributed_c10d.py).
 _BY_TORCH = re.compile(rb"\[rank\d{1,6}\]: ?Traceback")
 _TIMED = re.compile(r"\d\d:\d\d:\d\d")
+# Ray prints what several processes have written once, as of one of them (ray: python/ray/_private/ray_logging).
+_DEDUPLICATED = re.compile(rb"\[repeated \d{1,7}x across cluster\]")
 
 Fields = Mapping[str, str | None]
 
@@ -183,6 +185,8 @@ class LogCollector:
                 line.host = None
         elif line.host is None and line.rank is not None:
             line.host = host_in_front(matched.text, max(matched.text.find(line.text), 0))
+        if _DEDUPLICATED.search(matched.raw):
+            fields["deduplicated"] = "yes"
         addresses = (fields[name] for name in AT_PEER if name in fields)
         if host := next(filter(None, map(self.host_of, addresses)), None):
             fields["peer_host"] = host

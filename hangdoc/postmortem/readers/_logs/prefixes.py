@@ -46,7 +46,8 @@ _PREFIXES: tuple[re.Pattern[str], ...] = (
     re.compile(r"rank(?P<rank>\d{1,6})\[(?P<pid>\d{1,9})\]\[[^\[\]]{1,60}\]: (?=\S)"),  # Composer: PID and thread
     re.compile(r"\[?(?:global_)?rank=(?P<rank>\d{1,6})\b\]?[,:]? (?=\S)"),  # structured loggers
     re.compile(r"\[(?:[a-zA-Z]\w*?)?(?P<local>\d{1,4})\]: ?(?=.*\S)"),  # torchrun --tee: role and local rank
-    re.compile(r"\([\w.()]*?(?: rank=(?P<rank>\d{1,6}))? ?pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\) ?"),  # Ray
+    # Ray; where an actor of an actor writes, its own label is behind the other one
+    re.compile(r"\([\w.()]*?(?: rank=(?P<rank>\d{1,6}))? ?pid=(?P<own_pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\) ?"),
     re.compile(r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?"),  # kubectl logs --prefix
     re.compile(r"(?:stdout|stderr) [FP] "),  # files of the container runtime, after the time
     _COMPOSE,
@@ -241,7 +242,7 @@ def _apply(line: Line, found: Mapping[str, str | None]) -> None:
     line.rank = number("rank") if found.get("rank") else line.rank
     line.local = number("local") if found.get("local") else line.local
     line.node = number("node") if found.get("node") else line.node
-    line.pid = line.pid if line.pid is not None else number("pid")
+    line.pid = number("own_pid") or (line.pid if line.pid is not None else number("pid"))
     line.host = found.get("kernel_host") or line.host or found.get("host")
 
 

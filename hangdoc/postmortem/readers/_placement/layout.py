@@ -37,6 +37,7 @@ _PER_NODE = re.compile(
     rf"|(?<![\w.])(?:\d{{1,4}}) (?:nodes|hosts|machines|boxes|servers) ?(?:x|\*|\u00d7|with|of) ?(\d{{1,4}})(?!\w|\.\d)"
     r"|\brank ?= ?(\d{1,4}) ?\* ?node"
     rf"|(?<![\w.])(\d{{1,4}}) {_UNIT} each\b"
+    r"|\branks?\b[^.\n\d]{0,60}?[ ,(](\d{1,4}) (?:per|on each|on every) (?:node|host|machine|box|server)\b"
     r"|\bNPROC_PER_NODE[= ](\d{1,4})|\bLOCAL_WORLD_SIZE[= ](\d{1,4})",
     re.IGNORECASE,
 )

@@ -68,6 +68,16 @@ _ORDERED = re.compile(
 )
 
 
+# The list that such a sentence means, as these commands print it: a host a line
+_LISTS_HOSTS = re.compile(
+    r"\bscontrol show hostnames?\b|\bnodeset -e\b|\bcat \S{0,80}(?:host|machine|node)_?(?:file|list)\b"
+)
+# `ranks are placed in order of the nodelist`, `ranks in hostfile order`
+_BY_LIST = re.compile(
+    r"\branks? (?:are |were |get )?(?:placed |numbered |assigned |laid out |filled )?(?:in |by )?(?:the )?(?:same )?"
+    r"(?:order of (?:the )?(?:node|host|machine)[ _-]?(?:list|file)|(?:node|host|machine)[ _-]?(?:list|file) order)\b",
+    re.IGNORECASE,
+)
 # A heading with the number of a node, and below it a line that NCCL printed there: `machine A (node_rank 0)`
 _NUMBERED_HEADING = re.compile(
     r"\W{0,6}(?:machine|node|host|box|server|pod)?\b[\w .-]{0,24}\W{0,3}\bnode[_ -]?rank[ =:]{0,2}(\d{1,4})\W{0,4}",
@@ -86,12 +96,16 @@ class NodeOrder:
     _templates: set[str] = field(default_factory=set)  # lines in which a name may end in a variable
     _listed: list[tuple[str, ...]] = field(default_factory=list)
     _open: tuple[int, tuple[str, ...]] | None = None  # lines since a list of hosts, which a loop may number
+    _by_list: bool = False  # the ranks are in the order of a list that the text shows
+    _printed: list[list[str]] = field(default_factory=list)  # the hosts that each command printed
+    _printing: bool = False
     _headed: int | None = None  # number of the node in the heading above
     _numbered: dict[int, set[str]] = field(default_factory=dict)  # number -> hosts of the lines below such headings
     _line: int = 0
 
     def feed(self, text: str) -> None:
         self._line += 1
+        self._feed_printed(text)
         if not text.strip() or len(text) > MAX_LINE:
             return
         if (printed := _PRINTED_BY.match(text)) and self._headed is not None and len(self._numbered) < MAX_NAMES:
@@ -113,6 +127,18 @@ class NodeOrder:
             self._templates.add(text)
         self._feed_lists(text)
 
+    def _feed_printed(self, text: str) -> None:
+        """The hosts that a command prints, one a line."""
+        if len(text) <= MAX_LINE and _LISTS_HOSTS.search(text) and len(self._printed) < MAX_LISTS:
+            self._printed.append([])
+            self._printing = True
+        elif (
+            self._printing and re.fullmatch(rf"\s{{0,8}}({NAME})\s{{0,8}}", text) and len(self._printed[-1]) < MAX_NAMES
+        ):
+            self._printed[-1].append(text.strip())
+        else:
+            self._printing = False
+
     def _feed_lists(self, text: str) -> None:
         if found := _LOOP.search(text) or _ARRAY.search(text):
             hosts = _hosts(next(filter(None, found.groups())))
@@ -123,6 +149,7 @@ class NodeOrder:
             if "$" in given[0]:
                 self._add(self._open[1])
             self._open = None
+        self._by_list = self._by_list or _BY_LIST.search(text) is not None
         if (ordered := _ORDERED.search(text)) and (hosts := _hosts(next(filter(None, ordered.groups())))):
             self._add(hosts)
 
@@ -133,6 +160,8 @@ class NodeOrder:
     def numbers(self) -> Mapping[int, str]:
         """Number -> host. Empty: not stated, or in several ways."""
         found: list[Mapping[int, str]] = [dict(enumerate(hosts)) for hosts in dict.fromkeys(self._listed)]
+        if self._by_list:
+            found += [dict(enumerate(hosts)) for hosts in self._printed if len(set(hosts)) == len(hosts) > 1]
         headed = {number: min(hosts) for number, hosts in self._numbered.items() if len(hosts) == 1}
         if len(set(headed.values())) == len(self._numbered) > 1:
             found.append(headed)

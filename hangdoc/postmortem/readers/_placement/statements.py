@@ -97,6 +97,7 @@ _RAY_ACTOR = re.compile(
 )
 # Ray's prefix of a process that runs no rank: `(TrainController pid=4471)`.
 _OF_DRIVER = re.compile(r"\s{0,4}\((?:\w{0,40}Controller|\w{0,40}Tuner\w{0,20}|raylet|autoscaler)\b[^()\n]{0,80}\)")
+_STAMP = re.compile(r"(?<=\[)[VDIWEFC]\d{3,4} \d\d:\d\d:\d\d")  # glog's, which is no host: `[W722 03:41:19.044 ...`
 # In front of a line: `[r6@cn22]`, `rank6@cn22`.
 _RANK_AT = re.compile(rf"\W{{0,4}}r(?:ank[ _-]?)?(\d{{1,6}})@({NAME})")
 # A list by host: `rank layout: gx1 = 0..7, gx2 = 8..15`, `RANK per pod: master-0=0, worker-0=1`,
@@ -196,7 +197,7 @@ def seats_in(text: str) -> Iterator[Seat]:
     elif by_host := _by_host(text):
         yield from by_host
     else:
-        text = _SIZES.sub(";", text)
+        text = _SIZES.sub(";", _STAMP.sub("", text))
         found = [seat for group in _Line(text).groups() if (seat := _seat(group, text))]
         yield from found
         if len(each) == 1 and not any(seat.pids for seat in found):

@@ -16,6 +16,26 @@ TYPES = schema()
 
 
 @pytest.mark.parametrize(
+    ("local", "remote", "gid", "host"),
+    [
+        ("::ffff:10.9.0.6", "fe80::7", "fe80::7", "h2"),
+        ("fe80::6", "::ffff:10.9.0.7", "fe80::6", "h1"),
+        ("fe80::6", "fe80::7", None, None),
+        ("::ffff:10.9.0.6", "::ffff:10.9.0.7", None, None),
+        ("::ffff:10.9.0.6", "", None, None),
+    ],
+)
+def test_the_end_of_a_connection_whose_gid_is_link_local(
+    local: str, remote: str, gid: str | None, host: str | None
+) -> None:
+    fields = {"status": "12", "peer": "10.8.0.7", "peer_host": "h2", "local_gid": local, "remote_gid": remote}
+    said = Logs((LogEvent("ib_error", "Got completion", "job.log", 1, None, fields),))
+    logs = derive(list(snapshots([Piece(ProcessRef(0, "h1"), "logs", said)])), TYPES).job.logs
+    assert logs.gid == gid
+    assert [one.host for one in logs.beyond] == ([host] if host else [])
+
+
+@pytest.mark.parametrize(
     ("pairs", "per_host", "expected"),
     [
         ([(0, 3, "21000"), (4, 1, "4a000")], 5, True),  # five processes, three GPUs

@@ -108,6 +108,20 @@ def test_rank_that_lost_a_peer_had_arrived() -> None:
     assert ranks(found, "behind") == [1]
 
 
+@pytest.mark.parametrize(("op", "early"), [("ALLREDUCE", True), ("RECV", False)])
+def test_sends_and_receives_are_numbered_by_pair(op: str, early: bool) -> None:
+    assert facts((0, [timeout(1, op)]), (1, [])).job.logs.early is early
+
+
+@pytest.mark.parametrize(
+    ("last", "named"), [(line("loopback"), [0, 1]), (line("loopback", deduplicated="yes"), [])], ids=["each", "once"]
+)
+def test_a_line_that_ray_prints_once_for_all_names_nobody(last: LogEvent, named: list[int]) -> None:
+    found = facts((0, [line("loopback")]), (1, [last]), (2, []))
+    assert ranks(found, "loopback") == named
+    assert bool(found.job.logs.loopback) is not bool(named)
+
+
 @pytest.mark.parametrize(("ranks_named", "part"), [(2, False), (4, True)])
 def test_an_all_gather_of_fewer_ranks_than_the_job_has(ranks_named: int, part: bool) -> None:
     gather = timeout(9, "ALLGATHER", group="5", numel_in=8, numel_out=16)

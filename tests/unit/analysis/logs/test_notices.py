@@ -16,7 +16,12 @@ MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB
 def test_every_fact_is_a_kind_of_the_catalogue() -> None:
     assert {pattern.kind for pattern in catalogue()} | {lock_listing.KIND} >= KINDS
     of_kinds = {f"{kind}{end}" for kind in KINDS for end in ("", "_at")}
-    assert set(NoticesJob.__dataclass_fields__) - of_kinds == {"gc_paused_alone", "throttled_ranks", "worker_killed"}
+    assert set(NoticesJob.__dataclass_fields__) - of_kinds == {
+        "gc_paused_alone",
+        "lost_for_memory",
+        "throttled_ranks",
+        "worker_killed",
+    }
     assert of_kinds <= set(NoticesJob.__dataclass_fields__)
 
 
@@ -69,6 +74,13 @@ def test_the_host_that_a_message_names_is_at_fault() -> None:
 def test_a_message_counts_if_it_belongs_to_what_ended_the_rank(events: list[LogEvent], counts: bool) -> None:
     found = facts((0, events), (1, []))
     assert bool(found.ranks[0].notices.gpu_out_of_memory) == counts
+
+
+@pytest.mark.parametrize(("killed", "lost", "known"), [(1, 1, True), (2, 2, True), (1, 2, False), (2, 1, False)])
+def test_who_was_killed_for_lack_of_memory_is_who_was_lost(killed: int, lost: int, known: bool) -> None:
+    monitor = (None, [line("host_out_of_memory", host="10.0.0.7", count=killed, text="killed due to memory pressure")])
+    ranks = [(rank, [line("process_lost", text="The actor died")]) for rank in range(lost)]
+    assert facts(monitor, *ranks, (7, [])).job.notices.lost_for_memory is known
 
 
 def test_storage_that_came_back_is_not_lost() -> None:

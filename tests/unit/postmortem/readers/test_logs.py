@@ -373,6 +373,7 @@ PREFIXES: list[tuple[str, dict[str, Any]]] = [
     ("[1,17]<stdout>: text", {"rank": 17}),
     ("(Worker pid=77) text", {"pid": 77}),
     ("(RayTrainWorker pid=123, ip=10.0.0.1) text", {"pid": 123, "host": "10.0.0.1"}),
+    ("(EngineCore_0 pid=77) (RayWorkerWrapper pid=123, ip=10.0.0.1) text", {"pid": 123, "host": "10.0.0.1"}),
     ("(VllmWorker rank=3 pid=123) text", {"rank": 3, "pid": 123}),
     ("[pod/train-0/pytorch] text", {"host": "train-0"}),
     ("2025-03-01T12:00:00.123456789Z stdout F [rank1]: text", {"rank": 1, "at": 1740830400.123456789}),

@@ -14,6 +14,7 @@ from hangdoc.postmortem.readers._placement.placement import placement_of
         "HOSTS=(n0 n1 n2)\nfor i in 0 1 2; do ssh ${HOSTS[$i]} torchrun --nproc-per-node 2 --node_rank $i t.py; done",
         "node ranks in this order: n0, n1, n2. 2 gpus per node",
         "3 nodes x 2 GPU, ranks in node order n0 n1 n2. small sizes pass",
+        "ranks are placed in order of the nodelist, 2 per node:\n$ scontrol show hostnames n[0-2]\nn0\nn1\nn2\n\nn2: x",
         "3 nodes x 2.\nOrder of nodes in the job (SLURM_NODELIST): n0, n1, n2, ranks filled by node",
     ],
 )
@@ -39,6 +40,7 @@ def test_a_host_called_by_the_end_of_its_name(heard: str, named: str) -> None:
     "text",
     [
         "for h in n0 n1 n2; do ssh $h uptime; done\n2 gpus per node",
+        "$ scontrol show hostnames n[0-2]\nn0\nn1\nn2\n2 gpus per node",
         "node ranks in this order: n0, n1, n2. node ranks in this order: n1, n0, n2",
         "HOSTS=(n0 n1 n2)\nHOSTS=(n2 n1 n0)\ntorchrun --nproc-per-node 2",
     ],

@@ -12,6 +12,8 @@ PROCESSES = {
     "rank 3 (pid 4117) on gn12:": ProcessRef(3, "gn12", 4117),
     "### rank 3": ProcessRef(3),
     "node gn12, local rank 1 (global 3):": ProcessRef(3, "gn12"),
+    "and this one, node 1 local rank 3 (global 11):": ProcessRef(11, "1"),
+    "but the stuck one, rank 3:": ProcessRef(3),
     "== group A: 3 of 8 ranks  [3 4 7] ==": ProcessRef(3),
     "SLURM_PROCID=3": ProcessRef(3),
     "== OMPI_COMM_WORLD_RANK 3": ProcessRef(3),
@@ -36,6 +38,13 @@ def test_ranks_that_look_like_that_of_a_heading() -> None:
     hints = OwnerHints()
     hints.observe("py-spy dump, rank 2 (0,1,3 look like it):")
     assert hints.companions == {2: (0, 1, 3)}
+
+
+def test_the_children_that_ps_lists() -> None:
+    hints = OwnerHints()
+    hints.observe("$ ps -o pid,ppid,stat,etime,time,pcpu,rss,args --ppid 4117")
+    hints.observe("   4903    4117 R   51:07 00:51:05 99.9 6290112 python train.py")
+    assert hints.relations.parents == {4903: 4117}
 
 
 def test_ranks_of_a_folded_stack() -> None:

@@ -111,6 +111,7 @@ def test_processes_that_deepspeed_started() -> None:
         ("08:00:12 cn-08 pid=104233 START world=6 rank=5", {104233: 5}),
         ("rank=5 host=cn-08 pid=104233", {104233: 5}),
         ("(Controller pid=44) - (ip=10.0.0.7, pid=2201) world_rank=5, local_rank=0, node_rank=5", {2201: 5}),
+        ("(PolicyActor pid=811, ip=10.0.0.7) [rank5]:[W722 03:41:19.044 TCPStore.cpp:125] x", {811: 5}),
         ("(PolicyActor pid=811, ip=10.0.0.7) [INFO] [actor.py:7:setup] global rank 5 is ready", {811: 5}),
         ("/proc/5511/environ:RANK=0\n/proc/5512/environ:RANK=1", {5511: 0, 5512: 1}),
         ("NSpid:\t331876\t205\npid 205 is rank 3", {205: 3, 331876: 3}),
