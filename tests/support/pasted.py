@@ -79,6 +79,7 @@ GROUPS = (
     "fiftyfourth",
     "fiftyfifth",
     "fiftysixth",
+    "fiftyseventh",
     "sixtieth",
 )
 CLASSES = (
