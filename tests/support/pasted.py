@@ -80,6 +80,7 @@ GROUPS = (
     "fiftyfifth",
     "fiftysixth",
     "fiftyseventh",
+    "fiftyninth",
     "sixtieth",
 )
 CLASSES = (
