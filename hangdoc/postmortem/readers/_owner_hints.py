@@ -35,7 +35,7 @@ RANK = re.compile(  # `rank 3`, `global_rank=3`, `local rank 0 (global 8)`, `SLU
 )
 _RANKS = re.compile(
     r"(?<![A-Za-z_])ranks?[\s:=#_\[(-]{0,4}"
-    r"(\d{1,6}(?:\s{0,2}(?:,(?: and)?|and|&|-|\u2013|to|through|thru|\.\.)\s{0,2}(?:rank )?\d{1,6}){1,64})(?![\w.])",
+    r"(\d{1,6}(?:\s{0,2}(?:,(?: and)?|and|&|-|\u2013|to|through|thru|\.\.)\s{0,2}(?:rank[ =])?\d{1,6}){1,64})(?![\w.])",
     re.IGNORECASE,
 )
 OTHER_RANK = re.compile(
@@ -75,7 +75,9 @@ _DUMP_OF = re.compile(
     re.IGNORECASE,
 )
 # `py-spy, gx2, all 8 of them (global ranks 8..15):`
-_RANKS_AT_END = re.compile(r"\((?:the |global |world ){0,2}ranks? [\d ,&.\u2013-]{1,80}\)\s?:\s*$", re.IGNORECASE)
+_RANKS_AT_END = re.compile(
+    r"\((?:the |global |world ){0,2}ranks?[ =](?:[\d ,&.\u2013-]|and |rank[ =]){1,80}\)\s?:\s*$", re.IGNORECASE
+)
 # In front of a paragraph about one process: `(basalt, rank 1) prints nothing more. I took its stack:`
 _LABEL = re.compile(rf"\s{{0,4}}\((?:{NAME}, ?)?(?:global )?rank[ _-]?\d{{1,6}}(?:, ?{NAME})?\):?(?=\s)", re.IGNORECASE)
 # A heading with a short name: `**stack r0**  (r3 the same)`, `--- r5 ---`, `r2:`

@@ -192,8 +192,9 @@ class LogCollector:
             fields["peer_host"] = host
         self.origins.observe(kind, line, fields)
         origin = self.origins.origin_of(line)
-        if origin.host is not None and not of_host and origin == LineOrigin(host=origin.host):
-            origin = replace(origin, rank=self.placement.rank_alone_on(origin.host))
+        host = origin.host or (self.hosts.at(self.text_line) if kind == "unreachable" else None)
+        if host is not None and not of_host and origin == LineOrigin(host=origin.host):
+            origin = replace(origin, rank=self.placement.rank_alone_on(host))
         if origin.local is not None and origin.rank is None:
             node = self.nodes.at(self.text_line, origin.local)
             origin = replace(origin, node=line.node if node is None else node)

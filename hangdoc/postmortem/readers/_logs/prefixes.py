@@ -132,6 +132,7 @@ def prefix_style(head: str, written: float) -> PrefixStyle:
     named = len(hosts) >= many and len(set(hosts)) <= len(hosts) / 2
     bracketed = [match for line in lines if (match := _BRACKETED.match(line))]
     brackets = bool(bracketed) and all(match["rank"] == match["own"] for match in bracketed)
+    brackets = brackets or (not bracketed and _has_bracketed_block(lines))
     return PrefixStyle(labels, tasks, named, brackets, _has_sizes(lines), at.year, at.month)
 
 
@@ -167,6 +168,21 @@ def _has_labelled_block(lines: Sequence[str]) -> bool:
         numbers = [label for _, label in run]
         if _OF_STEP.search(text) and len(numbers) == len(set(numbers)) >= LABELLED_LINES:
             return True
+    return False
+
+
+def _has_bracketed_block(lines: Sequence[str]) -> bool:
+    """True if lines in a row say the same behind `[0]`, `[1]`, `[2]` and so on, of a batch or a step."""
+    run: list[str] = []
+    for line in (*lines, ""):
+        match = _BRACKET.match(line)
+        text = _NUMBER.sub("#", line[match.end() :]) if match else ""
+        if match and int(match["rank"]) == len(run) and run[:1] in ([], [text]) and _OF_STEP.search(text):
+            run.append(text)
+            continue
+        if len(run) >= LABELLED_LINES:
+            return True
+        run = [text] if match and match["rank"] == "0" else []
     return False
 
 

@@ -157,7 +157,7 @@ _ITEM = r"\[?\s?[\"']?[\w./:-]{1,80}[\"']?\s?\]?"
 _ITEMS = re.compile(rf"[\[(]\s?(?P<items>{_ITEM}(?:\s?,\s?{_ITEM}){{2,31}})(?:\s?,\s?\.{{2,3}})?\s?[\])]")
 _WORD = re.compile(r"[\w./:-]+")
 _SAMPLES = re.compile(
-    r"\b(?:(?:sample|batch|data|first|utt|example)?[ _]?(?:ids?|idx|ind(?:ex|ices)|keys|urls)|samples|examples)\b",
+    r"\b(?:(?:sample|batch|data|first|utt|example)?[ _]?(?:ids?|idx|ind(?:ex|ices)|keys|urls)|samples|examples|cuts)\b",
     re.IGNORECASE,
 )
 _MAYBE_SAMPLES = re.compile(r"\bbatch\b", re.IGNORECASE)  # or its shape

@@ -53,6 +53,7 @@ def _statements(thing: str) -> re.Pattern[str]:
         rf"|\branks?\b.{{0,24}}\bin (?:the )?(?:same )?"
         rf"(?:order of (?:the )?{thing}|{thing}[ -](?:index |number )?order)\b"
         rf"|\b{thing}s? (?:are )?in rank order\b"
+        rf"|\brank ?/ ?(?:local )?(?:cuda )?{thing}(?: ?\||$)"  # the head of a column
         rf"|\branks?\b.{{0,20}}\b(?:1[:-]1|one[- ]to[- ]one)\b.{{0,12}}\b{thing}\b",
         re.IGNORECASE,
     )

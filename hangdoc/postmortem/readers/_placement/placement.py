@@ -52,6 +52,7 @@ _LOGGED = re.compile(
 # `Process 4276: python train.py`, `$ py-spy dump --pid 4276`
 _SHOWN = re.compile(
     r"\s{0,4}Process (\d{2,9}): |[^\n]{0,200}?\b(?:py-spy|pystack|gdb|strace)\b[^\n]{0,60}? (?:--pid|-p)[ =](\d{2,9})\b"
+    r"|\s{0,8}(\d{2,9}) {1,8}(?:\d{1,9} {1,8})?[DIRSTtXZ][<LNls+]{0,4} "  # `ps -o pid,stat,...`
 )
 
 # A log line that begins with both: `[2024-01-02 10:09:55] cn-234 rank 2: step 880`
@@ -60,6 +61,8 @@ _OF_BOTH = re.compile(
     r" [Rr]ank[ _-]?(?P<rank>\d{1,6})(?:: | ?\|)"
 )
 _NO_HOST = re.compile(r"(?:gpu|cuda|card|step|epoch|iter|it|attempt|run|stage|worker|proc)[-_]?\d", re.IGNORECASE)
+# A command at a prompt that starts one rank: `MASTER_ADDR=... RANK=1 python train.py`
+_STARTS_RANK = re.compile(r"(?:^|\s)RANK=(\d{1,6}) (?:\w{1,60}=\S{1,200} ){0,16}(?:\S{0,200}/)?python[\d.]{0,5} ")
 # The GPU of a rank, as NCCL prints it at the start of a communicator (nccl: src/init.cc).
 _OF_NCCL = re.compile(
     r"(?<![\w.-])([A-Za-z][\w.-]{0,252}):\d{1,9}:\d{1,9} \[\d{1,5}\] NCCL INFO .{0,80}?\brank (\d{1,6})"
@@ -209,8 +212,8 @@ def placement_of(text: str) -> Placement:
         layout.feed(line)
         gpu_use.feed(line)
         hosts.update(_named_host(line))
-        if ("-p" in line or "Process " in line) and (shown := _SHOWN.match(line)) and len(processes) < MAX_STATING:
-            processes.add(int(shown[1] or shown[2]))
+        if (shown := _SHOWN.match(line)) and len(processes) < MAX_STATING:
+            processes.add(int(shown[1] or shown[2] or shown[3]))
         of_tee.update(_TEE.findall(line[:MAX_LABELLED]))
         of_torch.update(map(int, _TORCH.findall(line[:MAX_LABELLED])))
         if actor is not None and (named := _ACTOR_NAME.fullmatch(line)):
@@ -271,10 +274,14 @@ def _named_host(line: str) -> dict[str, int]:
 
 
 def _of_prompt(line: str) -> Seat | None:
-    """The rank that a comment behind a command gives to the host of the prompt: `me@box-b:~$ hostname  # RANK=1`."""
+    """The rank of the host of a prompt, by the command or a comment behind it: `me@box-b:~$ hostname  # RANK=1`."""
     prompt = prompt_of(line)
-    noted = rank_in_note(line) if prompt and prompt.host and prompt.states_host else None
-    return Seat(noted[0], prompt.host) if prompt and noted else None
+    if prompt is None or not prompt.host or not prompt.states_host:
+        return None
+    if started := _STARTS_RANK.search(prompt.command):
+        return Seat((int(started[1]),), prompt.host)
+    noted = rank_in_note(line)
+    return Seat(noted[0], prompt.host) if noted else None
 
 
 def _joined(

@@ -414,6 +414,12 @@ def test_srun_labels_need_most_lines_of_the_file_or_a_block() -> None:
     assert parse("3: text", prefix_style(pasted.replace("3: b", "4: b"), 0.0)).rank is None
 
 
+@pytest.mark.parametrize(("numbers", "rank"), [((0, 1, 2, 3), 3), ((1, 2, 3, 4), None), ((0, 1, 1, 2), None)])
+def test_ranks_in_brackets_that_say_the_same_of_a_batch(numbers: tuple[int, ...], rank: int | None) -> None:
+    head = "".join(f"[{number}] batch 51 cuts: ['a-{number}']\n" for number in numbers)
+    assert parse("[3] text", prefix_style(f"what I print:\n{head}", 0.0)).rank == rank
+
+
 @pytest.mark.parametrize(
     "of_launcher",
     [

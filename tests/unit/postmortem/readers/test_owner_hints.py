@@ -40,6 +40,12 @@ def test_ranks_that_look_like_that_of_a_heading() -> None:
     assert hints.companions == {2: (0, 1, 3)}
 
 
+def test_a_heading_with_the_variables_of_several_ranks() -> None:
+    hints = OwnerHints()
+    hints.observe("gx12, both procs (RANK=2 and RANK=3):")
+    assert hints.companions == {2: (3,)}
+
+
 def test_the_children_that_ps_lists() -> None:
     hints = OwnerHints()
     hints.observe("$ ps -o pid,ppid,stat,etime,time,pcpu,rss,args --ppid 4117")

@@ -58,6 +58,8 @@ from hangdoc.postmortem.readers._placement.placement import placement_of
             {13: "10.71.4.22"},
         ),
         ("me@box-a:~$ hostname   # RANK=0\nme@box-b:~$ hostname   # rank 1", {0: "box-a", 1: "box-b"}),
+        ("me@box-a:~$ MASTER_ADDR=10.0.0.1 RANK=3 python t.py --bf16", {3: "box-a"}),
+        ("me@box-a:~$ MASTER_ADDR=10.0.0.1 NODE_RANK=3 python t.py --bf16", {}),
         # no statements
         ("rank 3 is not on cn31", {}),
         ("rank a=0 b=1 c=2\ntrn-a$ uptime\nlab-b$ uptime", {}),  # of two series
@@ -122,6 +124,7 @@ def test_processes_that_deepspeed_started() -> None:
         ("rank and pid of each, at 10:12 and 11:40", {}),
         ("Process 41207: python t.py\n(41207 is local rank 0.)", {41207: 0}),
         ("py-spy dump --pid 602   # LOCAL_RANK=1", {602: 1}),
+        (" 41207 Dl   nfs_wb_all  08:51:30 python t.py\n(41207 = rank 0.)", {41207: 0}),
         ("(41207 is local rank 0.)", {}),  # may be any number
         ("2026-07-19 15:40:02,118: rank0[2231][MainThread]: DEBUG: composer.utils: saved", {2231: 0}),
         ("\tpid: 4711\n\tname: kT3vWorkerDict_0:3", {4711: 3}),

@@ -25,6 +25,7 @@ def numbering(*texts: str) -> tuple[bool, bool]:
         "GPU n runs rank n",
         "single node, local rank = GPU index",
         "rank i on GPU i. why so slow?",
+        "| rank / cuda device | data | forward |",
     ],
 )
 def test_a_text_numbers_gpus_as_ranks(text: str) -> None:
