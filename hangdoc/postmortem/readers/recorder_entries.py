@@ -1,7 +1,8 @@
 """Entries of Flight Recorder dumps that somebody copied into a text: JSON, or Python's form of a dictionary.
 
 Also rows of some of their fields (`jq -c '[.collective_seq_id, .profiling_name, .state]'`), perhaps under other names
-(`jq -c '{seq: .collective_seq_id, op: .profiling_name}'`), which show by their form what they are.
+(`jq -c '{seq: .collective_seq_id, op: .profiling_name}'`), which show by their form what they are, and lines of them
+(`collective_seq_id=52988  nccl:all_gather  in=[[1]]  state=started`), as a script of a person prints them.
 
 Fields: torch/csrc/distributed/c10d/FlightRecorder.hpp. The rank of an entry is in itself, on its line, or in the
 heading above it. `flight_recorder` reads whole dumps.
@@ -28,6 +29,7 @@ from hangdoc.postmortem.readers.flight_recorder import stack_of_call
 
 MAX_DOCUMENT = 64 * 2**10  # characters
 MAX_DOCUMENT_LINES = 2_000
+MAX_LINE = 400  # characters
 MAX_DOCUMENTS = 2_000
 MAX_ENTRIES = 4_096  # of one rank
 MAX_DEPTH = 40  # brackets in brackets
@@ -41,6 +43,13 @@ _ROW = re.compile(
 )
 _QUOTED_CALL = re.compile(r"[\"'](?:nccl|gloo|mpi|ucc|xccl):\w{1,60}")
 _CALL = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl):\w{1,60}(?: \S{1,40})?")  # "nccl:send 0->1"
+# A line without brackets around it; several calls in one are a sentence, or a chain.
+_BARE_CALL = re.compile(r"(?<![\"'\w])(?:nccl|gloo|mpi|ucc|xccl):[a-z_]\w{1,60}(?![\"'\w])")
+_BARE_NUMBER = re.compile(
+    r"(?<![A-Za-z])(?:collective[_ ])?seq(?:[_ ]?(?:id|num|no))?[ =:#]{1,3}(\d{1,15})(?!\w)", re.IGNORECASE
+)
+_BARE_SIZES = re.compile(r"\b(?:in(?:put)?(?:_sizes|_shapes)?|sizes?|shapes?)[ =:]{1,2}\[\[([\d, ]{0,60})\]\]")
+_BARE_STATE = re.compile(r"\b(?:scheduled|started|completed)\b")
 _LEFT_OUT = re.compile(r"^[ \t]{0,80}(?:\[?\.\.\.\]?|…),?[ \t]{0,80}$", re.MULTILINE)  # by the person who copied it
 _DANGLING = re.compile(r",(?=\s{0,200}[\]}])")
 _TRANSFER = re.compile(r":(?:send|recv)")  # several have the number of the last collective
@@ -55,11 +64,13 @@ _TEXT = re.compile(r"\"(?:[^\"\\]|\\.){0,4000}\"|'(?:[^'\\]|\\.){0,4000}'")
 class RecorderEntriesReader:
     name = "entries of the Flight Recorder"
     order = 12
-    marks = ("profiling_name", '"nccl:', '"gloo:')
+    marks = ("profiling_name", '"nccl:', '"gloo:', " nccl:", " gloo:")
     help = "the whole dump of each rank says more"
 
     def recognises(self, source: Source) -> bool:
         head = source.head_text
+        if _BARE_CALL.search(head) and any(map(_bare_entry, head.splitlines())):
+            return True
         return bool(_KEY.search(head) or _QUOTED_CALL.search(head)) and not head.lstrip().startswith("{")
 
     def read(self, source: Source, context: ReadContext) -> Iterable[Piece]:
@@ -89,6 +100,10 @@ def _documents(lines: Iterable[str]) -> Iterator[tuple[int | None, Any]]:
     open_lines: list[str] = []
     rank: int | None = None
     for text in lines:
+        if not open_lines and (bare := _bare_entry(text)) is not None:
+            own = _RANK.search(text)
+            yield (int(own[1] or own[2]) if own else rank), bare
+            continue
         if not open_lines:
             found = _ROW.match(text) or _OPENING.match(text)
             if not found:
@@ -111,6 +126,17 @@ def _documents(lines: Iterable[str]) -> Iterator[tuple[int | None, Any]]:
             open_lines, count = [], count + 1
             if (_KEY.search(joined) or _QUOTED_CALL.search(joined)) and (document := _parsed(joined)) is not None:
                 yield rank, document
+
+
+def _bare_entry(text: str) -> Mapping[str, Any] | None:
+    """The entry in a line of fields. None: it has not one call with its number and its state."""
+    calls = _BARE_CALL.findall(text) if len(text) <= MAX_LINE else []
+    number, state = _BARE_NUMBER.search(text), _BARE_STATE.findall(text)
+    if len(calls) != 1 or not number or len(state) != 1:
+        return None
+    sizes = _BARE_SIZES.search(text)
+    entry = {"profiling_name": calls[0], "collective_seq_id": int(number[1]), "state": state[0]}
+    return {**entry, "input_sizes": [[int(size) for size in re.findall(r"\d+", sizes[1])]]} if sizes else entry
 
 
 def _depth(text: str) -> int:
