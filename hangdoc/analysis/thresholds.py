@@ -285,7 +285,7 @@ POINTED_AT = Threshold(
 WORDS_WEIGH = Threshold(2.0, "times a sign of another kind", "chosen: the words around a rank count together, as two")
 BEYOND_OTHERS = Threshold(0.15, "share of the larger figure", "chosen: figures of ranks in step differ by less")
 WEIGHED_CLASS = Threshold(0.1, "probability of a class", "chosen: below, a class says nothing about a rank")
-LEAST_TERMS = Threshold(16, "words that tell classes apart", "chosen: a few lines of a log or a table say too little")
+LEAST_TERMS = Threshold(20, "words that tell classes apart", "chosen: a few lines of a log or a table say too little")
 
 # --- tables of the load of a host -----------------------------------------------------------------
 

@@ -28,7 +28,7 @@ def weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_enough_words_of_a_class_make_it_likely() -> None:
-    found = terms.judge([*LINKS[:18], "unheard", "of"])
+    found = terms.judge([*LINKS[: int(LEAST_TERMS)], "unheard", "of"])
     assert found.likely == "network"
     assert found.share is not None
     assert found.share > LIKELY
