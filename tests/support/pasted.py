@@ -82,6 +82,7 @@ GROUPS = (
     "fiftyseventh",
     "fiftyninth",
     "sixtieth",
+    "sixtyfirst",
 )
 CLASSES = (
     "collective_wait",
