@@ -80,6 +80,7 @@ GROUPS = (
     "fiftyfifth",
     "fiftysixth",
     "fiftyseventh",
+    "fiftyeighth",
     "fiftyninth",
     "sixtieth",
     "sixtyfirst",
