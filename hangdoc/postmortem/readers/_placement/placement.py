@@ -26,7 +26,7 @@ from hangdoc.postmortem.readers._placement.gpu_use import GpuUse
 from hangdoc.postmortem.readers._placement.layout import JobLayout
 from hangdoc.postmortem.readers._placement.numbering import RankNumbering
 from hangdoc.postmortem.readers._placement.pod_order import node_of
-from hangdoc.postmortem.readers._placement.statements import Seat, believable, may_state, rank_in_note, seats_in
+from hangdoc.postmortem.readers._placement.statements import PS_ROW, Seat, believable, may_state, rank_in_note, seats_in
 from hangdoc.postmortem.readers._placement.tables import PlacementTable
 
 MAX_LINES = 2_000  # at the beginning of a text, and at its end: nobody states it in the middle of a log
@@ -52,7 +52,7 @@ _LOGGED = re.compile(
 # `Process 4276: python train.py`, `$ py-spy dump --pid 4276`
 _SHOWN = re.compile(
     r"\s{0,4}Process (\d{2,9}): |[^\n]{0,200}?\b(?:py-spy|pystack|gdb|strace)\b[^\n]{0,60}? (?:--pid|-p)[ =](\d{2,9})\b"
-    r"|\s{0,8}(\d{2,9}) {1,8}(?:\d{1,9} {1,8})?[DIRSTtXZ][<LNls+]{0,4} "  # `ps -o pid,stat,...`
+    rf"|{PS_ROW}"
 )
 
 # A log line that begins with both: `[2024-01-02 10:09:55] cn-234 rank 2: step 880`
@@ -212,7 +212,8 @@ def placement_of(text: str) -> Placement:
         layout.feed(line)
         gpu_use.feed(line)
         hosts.update(_named_host(line))
-        if (shown := _SHOWN.match(line)) and len(processes) < MAX_STATING:
+        may_show = "-p" in line or "Process " in line or line.lstrip()[:1].isdigit()
+        if may_show and (shown := _SHOWN.match(line)) and len(processes) < MAX_STATING:
             processes.add(int(shown[1] or shown[2] or shown[3]))
         of_tee.update(_TEE.findall(line[:MAX_LABELLED]))
         of_torch.update(map(int, _TORCH.findall(line[:MAX_LABELLED])))

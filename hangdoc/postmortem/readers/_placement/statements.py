@@ -49,10 +49,12 @@ _NEXT_ITEM = re.compile(r"[\s,;)|]*(?:and |then )?(?:the )?\s*")
 _ENDS = re.compile(r"\s*(?:(?:are|is|run|runs|live|sit)\b\s*)?(?:$|[,;)|.\]]|and\b|while\b|but\b|->)", re.IGNORECASE)
 _CUE = re.compile(r"\b(?:on|host(?:name)?|node|machine|server|box|pod)[ :=]{1,3}$|@$", re.IGNORECASE)
 _OF_PIDS = re.compile(r"\bpids?\b(?![\s:=#(]{0,3}\d)", re.IGNORECASE)
+# A row of `ps -o pid,stat,...`
+PS_ROW = r"\s{0,8}(\d{2,9}) {1,8}(?:\d{1,9} {1,8})?[DIRSTtXZ][<LNls+]{0,4} "
 # A note at the end of a line with a process: `Process 811: python t.py   # RANK 0`, `(SLURM_PROCID=1)`, `<- rank 2`.
 _OF_PROCESS = re.compile(
     r"\W{0,8}(?:Process |pid[ :=]{1,2})(\d{2,9})\b|.{0,200}?py-spy .{0,60}?(?:-p|--pid)[ =](\d{2,9})\b"
-    r"|\s{0,8}(\d{2,9}) {1,8}(?:\d{1,9} {1,8})?[DIRSTtXZ][<LNls+]{0,4} "  # `ps -o pid,stat,...`
+    rf"|{PS_ROW}"
 )
 _NOTE = re.compile(r"(?:\s#+|<[-=]+|\u2190|\s//|\s--(?=\s)|\s\(|\s\[|=>|\s->)\s?([^#()\[\]]{3,80})[)\]]?\s*$")
 _LOCAL_NOTE = re.compile(r"\s#+ ?\(?local[ _-]?rank[ =:]{1,2}(\d{1,4})\b[^\n]{0,60}", re.IGNORECASE)
