@@ -45,7 +45,7 @@ class HardwareErrors:
     ib: dict[Key, str] = field(default_factory=dict)  # "completion error 12 (retries exceeded: ...) from 10.1.2.3"
     ports: dict[Key, str] = field(default_factory=dict)  # "mlx5_0:1: port error, 3 times"
     gpus: dict[Key, str] = field(default_factory=dict)  # "Xid 79 on GPU 0000:44:00: GPU has fallen off the bus"
-    peers: tuple[Suspect, ...] = ()  # the host named by InfiniBand errors of several ranks
+    peers: tuple[Suspect, ...] = ()  # the host named by InfiniBand errors of several ranks, or that with `gid`
     gid: str | None = None  # one end of a connection has a GID of another kind than the other: "fe80::7"
     scattered: bool = False  # InfiniBand errors on several hosts name different peers: no end stands out
     port_hosts: dict[str, str] = field(default_factory=dict)

@@ -189,7 +189,7 @@ class LogsJob:
     one_refused: bool = False  # a rank's connection was refused by a peer
     unmeshed_ranks: int = 0  # ranks that could not connect to their peers
     cut_off: bool = False  # a collective timed out, or a connection failed
-    beyond: tuple[Suspect, ...] = ()  # the host named by InfiniBand errors of several ranks
+    beyond: tuple[Suspect, ...] = ()  # the host named by InfiniBand errors of several ranks, or that with `gid`
     scattered: bool = False  # InfiniBand errors on several hosts name different peers: no end stands out
     gid: str | None = None  # GID of `beyond`, link-local where the one opposite is that of an IPv4 address
     none_reached: bool = False  # no known rank, of several, reached the rendezvous

@@ -192,6 +192,7 @@ class LogCollector:
             fields["peer_host"] = host
         self.origins.observe(kind, line, fields)
         origin = self.origins.origin_of(line)
+        # Below the prompt or heading of a host, only the client that cannot reach the store is certainly its own.
         host = origin.host or (self.hosts.at(self.text_line) if kind == "unreachable" else None)
         if host is not None and not of_host and origin == LineOrigin(host=origin.host):
             origin = replace(origin, rank=self.placement.rank_alone_on(host))
