@@ -252,6 +252,8 @@ def _strip_prefix(line: Line, style: PrefixStyle) -> str | None:
 def _apply(line: Line, found: Mapping[str, str | None]) -> None:
     """Merge a prefix into the line: the innermost rank wins (the job's), the outermost host and PID (the cluster's).
 
+    Of the labels of Ray, the innermost is that of the process that writes, and `own_pid` is its PID.
+
     The host that the kernel writes is its own, whatever pod or container printed the line.
     """
     number: Callable[[str], int | None] = lambda name: int(value) if (value := found.get(name)) else None  # noqa: E731

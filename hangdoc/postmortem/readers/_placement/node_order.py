@@ -132,9 +132,7 @@ class NodeOrder:
         if len(text) <= MAX_LINE and _LISTS_HOSTS.search(text) and len(self._printed) < MAX_LISTS:
             self._printed.append([])
             self._printing = True
-        elif (
-            self._printing and re.fullmatch(rf"\s{{0,8}}({NAME})\s{{0,8}}", text) and len(self._printed[-1]) < MAX_NAMES
-        ):
+        elif self._printing and len(self._printed[-1]) < MAX_NAMES and re.fullmatch(NAME, text.strip()):
             self._printed[-1].append(text.strip())
         else:
             self._printing = False
