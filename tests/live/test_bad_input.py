@@ -35,7 +35,7 @@ from tests.support.process_state import assert_untouched
 from tests.support.requirements import commands, met
 from tests.support.started import started
 
-NOBODY = 65534
+OTHER_USER = 65532  # has no process of its own, unlike `nobody`, as whom the hostile tests run jobs side by side
 SITE = "train (leaves_early.py"  # where rank 0 of the hung job waits
 
 
@@ -118,7 +118,7 @@ def test_one_good_pid_among_bad_ones(hung: Trial) -> None:
 def test_rank_of_another_user(hung: Trial) -> None:
     """Its files may be read, so that the interpreter can be started wherever it lies; processes may not."""
     needs("setpriv")
-    other = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    other = ["setpriv", f"--reuid={OTHER_USER}", f"--regid={OTHER_USER}", "--clear-groups"]
     other += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     for pid in (hung.launcher_pid, hung.rank_pids()[0]):
         told = hangdoc("watch", "--once", "--pids", pid, under=other)
