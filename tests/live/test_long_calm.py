@@ -14,9 +14,9 @@ from tests.support.cli import watching
 from tests.support.paths import HEALTHY
 
 CALM_S = 90.0
-SOON_S = 15.0  # on a busy host; most of it is the patience with an ordinary pause
+SOON_S = 15.0  # half of it is the patience with an ordinary pause
 
-pytestmark = pytest.mark.slow("a job that is healthy for 90 s")
+pytestmark = [pytest.mark.quiet, pytest.mark.slow("a job that is healthy for 90 s")]
 
 
 @pytest.mark.timeout(300)
