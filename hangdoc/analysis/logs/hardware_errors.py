@@ -104,16 +104,19 @@ def hardware_errors(case: Case, logs: JobLogs) -> HardwareErrors:
 
 
 def _move_shared_ports(found: HardwareErrors) -> None:
-    """A port that several ranks of a host report is one of the host, and no rank is at fault."""
+    """A port that several ranks of a host report is one of the host, unless the transfers of one of them failed."""
     at: dict[str, list[Key]] = defaultdict(list)
     for key in found.ports:
         if known_host(key[0]):
             at[key[0]].append(key)
     for host, keys in at.items():
-        if len(keys) > 1:
+        if len(keys) < 2:
+            continue
+        failed = [key for key in keys if key in found.ib]
+        if len(failed) != 1:
             found.port_hosts.setdefault(host, found.ports[keys[0]])
-            for key in keys:
-                del found.ports[key]
+        for key in keys if len(failed) != 1 else set(keys).difference(failed):
+            del found.ports[key]
 
 
 def _aborted(logs: JobLogs, host: str) -> Key | None:

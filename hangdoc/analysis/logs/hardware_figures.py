@@ -120,7 +120,8 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
         job = HardwareJob(
             named.of(slowed), slowed_why, named.of(idle), idle_why, named.of(busy), busy_why,
             named.of(faulty), faulty_why, named.of(link), link_why, by_errors,
-            named.of(throttled or bound), throttled_why, crowded_why, proved, bound_why, unranked, alike,
+            named.of(throttled or bound) or named.slow_of(throttled_why), throttled_why, crowded_why, proved,
+            bound_why, unranked, alike,
             _emulated(values), on_hosts(case, loaded), loaded_why,
         )  # fmt: skip
         slow, late = keys_of(case, job.slowed), keys_of(case, job.held)
@@ -146,6 +147,11 @@ class _Named:
         spread = [one for each in dict.fromkeys(found) for one in self._of_whole_host(each, owners)]
         return tuple(dict.fromkeys(spread))[:MAX_SUSPECTS]
 
+    def slow_of(self, throttled_why: str | None) -> tuple[Suspect, ...]:
+        """The ranks that are slow by their own figures, if a quota throttles a process of which no line says whose."""
+        ranks = tuple(one for one in self.figures.slow if one.rank is not None)
+        return ranks[:MAX_SUSPECTS] if throttled_why else ()
+
     def _of_whole_host(self, one: Suspect, owners: Sequence[tuple[str, str]]) -> Sequence[Suspect]:
         """The ranks of a host, if as many of its GPUs or processes are meant, or if just its ranks are slow."""
         if one.rank is not None or not one.host:
@@ -154,7 +160,9 @@ class _Named:
         ranks = set(ranks_of_host(self.case, one.host))
         late = {suspect.rank for suspect in self.figures.slow}
         slow = late == ranks or (len(late) > 1 and late < ranks and self.figures.others.isdisjoint(ranks))
-        whole = ("host", one.host) in owners or len(set(at)) == len(ranks) or slow
+        # More of its processes than it has ranks: also those that load the data.
+        listed = sum(of == "process" and owner in at for of, owner in owners)
+        whole = ("host", one.host) in owners or len(set(at)) == len(ranks) or listed > len(ranks) or slow
         return on_hosts(self.case, [one]) if whole else [one]
 
     def _suspect(self, of: str, owner: str) -> Suspect | None:

@@ -9,6 +9,7 @@ from hangdoc.analysis import Case, Detector, Key, Suspect
 from hangdoc.analysis.logs.arrivals import ArrivalsJob
 from hangdoc.analysis.logs.log_events import JobLogs, job_logs, known_host, last
 from hangdoc.analysis.logs.notices import MAX_SUSPECTS, NoticesJob
+from hangdoc.analysis.ranks.host_ranks import on_hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +46,26 @@ class TablesDetector(Detector[TablesFacts, TablesJob]):
             return dict.fromkeys(case.ranks, TablesFacts()), TablesJob()
         lost = {one.host for one in case.job(NoticesJob).storage_lost_at if one.rank is None}
         return {key: replace(_facts(logs, key), storage_lost=key[0] in lost) for key in case.ranks}, _job(
-            logs, case.job(ArrivalsJob).absent
+            case, logs, case.job(ArrivalsJob).absent
         )
 
 
 def _facts(logs: JobLogs, key: Key) -> TablesFacts:
     events = logs.ranks.get(key, ())
-    wait, gone = last(events, "kernel_wait"), last(events, "defunct")
+    waits = [event for event in events if event.kind == "kernel_wait"]
+    # The kernel's own report of a hung task may lack its stack: then the newest table tells more.
+    wait = next((event for event in reversed(waits) if event.fields.get("wchan")), waits[-1] if waits else None)
+    gone = last(events, "defunct")
     return TablesFacts(
         uninterruptible=wait.text if wait else None,
         storage="storage" in wait.fields if wait else None,
-        reported="seconds" in wait.fields if wait else None,
+        reported=any("seconds" in event.fields for event in waits) if wait else None,
         helpers="helpers" in wait.fields if wait else None,
         defunct=gone.text if gone else None,
     )
 
 
-def _job(logs: JobLogs, absent: Sequence[Suspect]) -> TablesJob:
+def _job(case: Case, logs: JobLogs, absent: Sequence[Suspect]) -> TablesJob:
     """`absent`: ranks that did not come to the barrier at the start: as many as pods wait, these are their ranks."""
     pods = list(logs.all("pod_waits"))
     hung = [(host, event) for host, event in logs.unattributed if event.kind == "kernel_wait"]
@@ -69,6 +73,7 @@ def _job(logs: JobLogs, absent: Sequence[Suspect]) -> TablesJob:
     rank_of: dict[str, int | None] = dict.fromkeys(event.fields.get("pod", "") for event in pods)
     rank_of |= {event.fields.get("pod", ""): ranks.get(key) for key, event in logs.of_ranks("pod_waits")}
     unstarted = [Suspect(rank, None, pod) for pod, rank in rank_of.items()]
+    unstarted = list(on_hosts(case, unstarted))
     if unstarted and len(unstarted) == len(absent) and all(one.rank is None for one in unstarted):
         unstarted = list(absent) if len(absent) > 1 else [replace(unstarted[0], rank=absent[0].rank)]
     return TablesJob(

@@ -59,6 +59,10 @@ _NEXT_COMMAND = re.compile(  # behind it: `$ ssh n1 ps`, `[me@n1 run]$ py-spy du
 _TORCHRUN = re.compile(r"(?:^|/)attempt_\d{1,4}/(\d{1,6})/std(?:out|err)\.log")
 
 DATE = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+_ARROWS = re.compile(
+    r"\s{0,4}>{2,4} ((?:(?:on )?(?:global |local )?(?:rank|node|host|machine|worker|gpu|pod)s?[ _#:-]{0,2}\w"
+    r"|[A-Za-z][\w.-]{0,60}-?\d{1,5}(?=[ ,:(]|$))[^=()\n]{0,60}(?:\([^()\n]{1,40}\))?:?)\s*"
+)
 _GITLAB = re.compile(rf"({DATE}) \d\d[OE][ +]?")  # a runner with FF_TIMESTAMPS
 _ACTION = re.compile(rf"[^\t\n]{{1,200}}\t[^\t\n]{{1,200}}\t\ufeff?({DATE} )")  # gh run view --log
 _COMMAND = re.compile(
@@ -153,13 +157,17 @@ def _unmarked(text: str) -> str:
 
 
 def _without_quotes(lines: list[TextLine]) -> list[TextLine]:
-    """Without the `>` of mail and Markdown."""
-    return [
-        replace(line, text=line.text[found.end() :])
-        if line.text[:8].lstrip(" \t")[:1] == ">" and (found := _QUOTE.match(line.text))
-        else line
-        for line in lines
-    ]
+    """Without the `>` of mail and Markdown; `>>> rank 5, tail`, one line alone, is a heading."""
+    cleaned: list[TextLine] = []
+    for quoted, group in groupby(lines, lambda line: line.text[:8].lstrip(" \t")[:1] == ">"):
+        run = list(group)
+        if quoted and len(run) == 1 and (heading := _ARROWS.fullmatch(run[0].text)):
+            cleaned.append(replace(run[0], text=f"=== {heading[1]} ==="))
+            continue
+        for line in run:
+            found = _QUOTE.match(line.text) if quoted else None
+            cleaned.append(replace(line, text=line.text[found.end() :]) if found else line)
+    return cleaned
 
 
 def _without_bars(lines: list[TextLine]) -> list[TextLine]:

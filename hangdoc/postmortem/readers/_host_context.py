@@ -37,11 +37,12 @@ _LABEL = re.compile(rf"(?:\[({NAME})\][:,]?\s|\(({NAME})\)[:,]?\s|<({NAME})>:?\s
 _LAST_LABEL = re.compile(
     rf"(?:^|[\s\[(])({NAME})[\])]?: ?(?:[A-Za-z_][\w.]{{0,60}}(?:Error|Exception): ?)?(?:CUDA error: ?)?$"
 )
+_ALONE = re.compile(rf"\s{{0,4}}{NAME}\s*")
 _WHEN = r"(?:,? (?:(?:right |just )?now|earlier|later|before|afterwards?|then|today|again|meanwhile|at that time))?"
 _HEADING = re.compile(
-    rf"\s{{0,3}}(?:#{{1,6}} ?|[=\-*~]{{2,}} ?|\d{{1,2}}[.)] )?(?:(?i:(?:and |only )?on|from|host|node|machine"
-    rf"|server)[ :]+)?"
-    rf"({NAME})(?P<note> ?\([^()\n]{{1,60}}\))?"
+    rf"\s{{0,3}}(?:#{{1,6}} ?|[=\-*~>]{{2,}} ?|\d{{1,2}}[.)] )?(?:(?i:(?:and |only )?on|from|(?P<place>host|node"
+    rf"|machine|server))[ :]+)?"
+    rf"(?P<host>{NAME})(?P<note> ?\([^()\n]{{1,60}}\))?"
     rf"(?: (?:has|shows|says|printed|gives|had)(?: (?:this|these|that|only this))?)?{_WHEN}"
     r"(?:(?P<end> ?:)| ?[=\-*~]{2,})?\s*"
 )
@@ -87,6 +88,7 @@ class HostContext:
         starts: list[int] = []
         hosts: list[str | None] = []
         before, looped = ("", ""), frozenset[str]()
+        alone: tuple[int, str] | None = None  # a line above that is nothing but a host
         for number, text in enumerate(self.content.decode("utf-8", "replace").split("\n", MAX_LINES)[:MAX_LINES], 1):
             known, host = _stated(text)
             if loop := shell_loop(text[:2000]):
@@ -95,6 +97,10 @@ class HostContext:
                 known, host = True, text.strip()
             if (ruled := between_rulers(*before, text)) and is_host_name(ruled):
                 known, host = True, ruled
+            if alone and not known and prompt_of(text):  # `cn-31` above `$ nvidia-smi`
+                known, (number, host) = True, alone
+            if text.strip():
+                alone = (number, text.strip()) if _ALONE.fullmatch(text) and is_host_name(text.strip()) else None
             before = before[1], text
             if known and (not hosts or hosts[-1] != host):
                 starts.append(number)
@@ -104,7 +110,7 @@ class HostContext:
 
 def _ends(heading: re.Match[str]) -> bool:
     """A host with nothing around it, or only a note, is no heading."""
-    return bool(heading["end"]) or (heading[0].strip() != heading[1] and not heading["note"])
+    return bool(heading["end"]) or (heading[0].strip() != heading["host"] and not heading["note"])
 
 
 def _stated(text: str) -> tuple[bool, str | None]:
@@ -113,8 +119,10 @@ def _stated(text: str) -> tuple[bool, str | None]:
         return False, None
     if prompt := prompt_of(text):
         return prompt.states_host, prompt.host
-    if (found := _HEADING.fullmatch(text)) and is_host_name(found[1]) and _ends(found):
-        return True, found[1]
+    if (found := _HEADING.fullmatch(text)) and _ends(found):
+        name = found["host"]
+        if is_host_name(name) or (found["place"] and is_lettered(name)):
+            return True, name
     if len(text) <= 160 and (found := _KERNEL_OF.fullmatch(text)) and _is_host(name := found[1] or found["behind"]):
         return True, name
     if (

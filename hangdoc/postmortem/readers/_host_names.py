@@ -34,13 +34,13 @@ _ON_ONE = re.compile(  # a command that runs in one pod, or on one host
     rf"(?:-w|--nodelist)[ =]?({NAME})) "
 )
 _NO_HOST = re.compile(  # names with digits that are no hosts; `gpu-c14` is one
-    r"(?!gpu-[a-z]\d\d$)(?:rank|gpu|cuda|device|dev|worker|pid|proc|step|epoch|iter|iteration|line|task|job|default|local|mlx\d|mlx"
+    r"(?!gpu-[a-z]\d\d?$)(?:rank|gpu|cuda|device|dev|worker|pid|proc|step|epoch|iter|iteration|line|task|job|default|local|mlx\d|mlx"
     r"|ib|bond"
     r"|eth|en|nvme|sd|hfi|roce|card|hip|npu|ce|xid|sxid|v|x|py|python|cu|thread|tid|attempt|try|run|exit|code|sh"
     r"|bash|zsh"
     r"|stage|pp|tp|dp|ep|part|shard|replica|trial|day|page|version|num|no|pcie|mp|lwp|nvidia|nvswitch|ttyS|tty|loop|md"
     r"|dm|sda|fd|arg|case|test|cpu|core|socket|numa|bus|slot|port|lane|link)[-_ ]?[a-z]?\d*(?<!gpu\d\d)(?<!gpu\d\d\d)"
-    r"|(?:sh|bash|zsh)-\d.*|[\d.:-]+|\d[\da-fA-F]*[.:].*|\d+[a-zA-Z]{0,3}|[EWIF]\d{4}"
+    r"|(?:sh|bash|zsh)-\d.*|(?:log|out|err|std(?:out|err))[._-]\d{1,6}|[\d.:-]+|\d[\da-fA-F]*[.:].*|\d+[a-zA-Z]{0,3}|[EWIF]\d{4}"
     r"|.*\.(?:py|sh|log|txt|yaml|yml|json|out|err|c|cc|cpp|cu|so[\d.]*|h5|tar|zip|safetensors|pt|bin)",
     re.IGNORECASE,
 )

@@ -173,6 +173,10 @@ _SAME = re.compile(
     r"(\d{1,6})\b(?!\.\d)",
     re.IGNORECASE,
 )
+# A heading of nothing but ranks, below one that names a rank: `=== 2,3,4 ===`
+_NUMBERS = re.compile(
+    r"\s{0,4}[=\-#*]{2,8} ?(\d{1,6}(?: ?(?:,(?: and)?|and|&|-|\u2013) ?\d{1,6}){1,64}) ?[=\-#*:]{0,8}\s*"
+)
 _ALL_SAME = re.compile(r"\b(?:both|all)\b.{0,20}\b(?:same|identical|alike)\b|\b(?:same|identical)\b", re.IGNORECASE)
 # Processes of the list, as a heading: `5511, 5512, 5513 look all as this:`, `and 5514:`.
 _PIDS_ABOVE = re.compile(
@@ -336,6 +340,10 @@ class OwnerHints:
         if self.rank is not None and self.updated and (mark := elision(text)) and mark.said:
             self._observe_alike(mark.rank if mark.rank is not None else self._taken)
             return
+        if self._taken is not None and (these := _NUMBERS.fullmatch(text)):
+            self._announce(listed_numbers(these[1], MAX_COMPANIONS))
+            self._since = 0
+            return
         if self._observe_next(text):
             return
         if (child := self.relations.child_in(text)) is not None:
@@ -351,6 +359,9 @@ class OwnerHints:
         if self.relations.observe(text):
             return
         if same := _SAME.search(text):
+            if self.rank is not None and self.updated and not text[: same.start()].strip(" ([*-"):
+                self._observe_alike(int(same[1]))
+                return
             self._observe_same(_CLAUSE.split(text[: same.start()])[-1] or text[: same.start()], int(same[1]))
             return
         if host := self.looped_host(text):

@@ -369,8 +369,11 @@ def _version(reading: _Reading, host: str | None, text: str) -> None:
         version = bare[1].replace(", ", ".").partition("+")[0]
         reading.add(host, "software_version", text, package=reading.asked, version=version)
         return
-    if (found := _VERSION.search(text)) is None:
-        return
+    for found in _VERSION.finditer(text):
+        _add_version(reading, host, text, found)
+
+
+def _add_version(reading: _Reading, host: str | None, text: str, found: re.Match[str]) -> None:
     writer = _NCCL_LINE.search(text[: found.start()])
     name, version = (group for group in found.groups() if group)
     host = writer[1] if writer else host

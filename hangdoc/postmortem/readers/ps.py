@@ -18,7 +18,7 @@ from hangdoc.evidence.limits import parse_count
 from hangdoc.evidence.logs import LogEvent, Logs
 from hangdoc.evidence.pieces import Piece, ProcessRef
 from hangdoc.postmortem.readers import ReadContext, Source
-from hangdoc.postmortem.readers._host_names import prompt_of
+from hangdoc.postmortem.readers._host_names import NAME, is_host_name, prompt_of
 from hangdoc.postmortem.readers._pasted_text import OwnerHints, parse_channels, text_lines
 from hangdoc.postmortem.readers._placement.placement import Placement
 from hangdoc.postmortem.readers._text_source import placement_in, text_source
@@ -66,6 +66,7 @@ _BESIDE = re.compile(
 )
 # What a person writes behind the prompt of the next host: `n2$ (same command)`
 _SAME_AGAIN = re.compile(r"\W{0,3}(?:the )?same(?: (?:command|loop|thing|again|here|there))?\W{0,3}", re.IGNORECASE)
+_HOST_LABEL = re.compile(rf"\s{{0,4}}({NAME}): {{1,8}}(?=\d)")
 _STATE = re.compile(r"[RSDTtZXI][<NLsl+]{0,5}")
 _LAUNCHER = re.compile(
     r"torchrun|torch\.distributed\.(?:run|launch)|torch/distributed/(?:run|launch)\.py|(?<![\w.-])deepspeed(?= )"
@@ -163,6 +164,9 @@ class _Parser:
             self._columns = _asked_columns(text) if "ps " in text[:MAX_ASKED] else []
             return False
         row = _labelled_row(self._columns, text)
+        if row is None and (label := _HOST_LABEL.match(text)) and is_host_name(label[1]):  # of pdsh: `n22: 4711 D ...`
+            row = _labelled_row(self._columns, text[label.end() :])
+            self._turn_to(label[1] if row else None)
         if row is None and self.hints.looped_host(text):
             columns = self._columns  # the same command on the next host
             self.end()
@@ -176,6 +180,13 @@ class _Parser:
         if len(self._rows) < MAX_ROWS:
             self._rows.append((row, self._line))
         return True
+
+    def _turn_to(self, host: str | None) -> None:
+        """The next row is of this host."""
+        if host is not None and (self._process is None or self._process.host != host):
+            columns = self._columns
+            self.end()
+            self._process, self._columns = ProcessRef(host=host), columns
 
     def end(self) -> None:
         if self._rows and self._process is not None:

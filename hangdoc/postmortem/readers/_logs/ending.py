@@ -68,7 +68,7 @@ _IN_EPOCH = re.compile(r"\bepoch\W{1,4}\d{1,6}[^\d\n]{0,12}\[ *(?P<at>\d{1,9}) *
 # `len(train_loader)=1250`, `steps per epoch: 1250`, `finished after 1250 batches`: how long a rank's loop is.
 _LENGTH = re.compile(
     r"(?:\blen\([\w.]{0,40}(?:loader|dataset|sampler|batches)[\w.]{0,40}\)"
-    r"|\bnum(?:ber)?[_ ](?:of[_ ])?(?:batches|steps|iterations)"
+    r"|\b(?:num(?:ber)?[_ ](?:of[_ ])?|n_?)(?:batches|steps|iterations|iters)"
     r"|\b(?:batches|steps|iterations)[_ ](?:per|in)[_ ](?:an[_ ])?epoch)\W{1,4}(?P<at>\d{1,9})\b",
     re.IGNORECASE,
 )

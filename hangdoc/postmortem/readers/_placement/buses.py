@@ -33,6 +33,8 @@ _TABLE = re.compile(rf"\|\s{{1,6}}(\d{{1,2}})\s{{1,4}}\S[^|]{{0,80}}\|\s{{0,6}}(
 _ENTRY = re.compile(r"\s{0,6}\|\s{0,4}(\d{1,2})\s{0,8}\|\s{0,4}Name:")
 _OF_ENTRY = re.compile(rf"PCI Bus ID\s{{0,4}}:\s{{0,4}}({_ADDRESS})")
 _LISTED = re.compile(r"\s{0,8}GPU (\d{1,2}): .{0,80}\(UUID: (GPU-[0-9a-f-]{8,40})\)")
+# nvidia-smi of a GPU that is gone: `Unable to determine the device handle for GPU6: 0000:C1:00.0: Unknown Error`
+_GONE = re.compile(rf"\bdevice handle for GPU ?(\d{{1,2}}): ({_ADDRESS})")
 _OF_KERNEL = re.compile(rf"GPU at (?:PCI:)?({_ADDRESS}): (GPU-[0-9a-f-]{{8,40}})")
 LSPCI = re.compile(
     rf"[\s>]{{0,8}}({_ADDRESS}) (?:VGA compatible controller|3D controller|Display controller|Processing accelerators)"
@@ -74,6 +76,8 @@ class BusList:
             self._of_uuid.setdefault(found[2], bus_of(found[1]))
         elif "(UUID: GPU-" in line and (found := _LISTED.search(line)):
             self._listed.append((self._host(line, number), found[2], int(found[1])))
+        elif "device handle" in line and (gone := _GONE.search(line)):
+            self._rows.append((self._host(line, number), bus_of(gone[2]), int(gone[1])))
         elif entry := _ENTRY.match(line):
             self._entry = int(entry[1])
         elif self._entry is not None and (found := _OF_ENTRY.search(line)):

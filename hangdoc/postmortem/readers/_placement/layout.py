@@ -20,6 +20,7 @@ from itertools import islice
 from hangdoc.evidence import limits
 from hangdoc.postmortem.readers._host_names import NAME, is_host_name, prompt_of, written_number
 from hangdoc.postmortem.readers._placement.host_lists import HostLists
+from hangdoc.postmortem.readers._placement.job_hosts import JobHosts
 from hangdoc.postmortem.readers._placement.node_order import NodeOrder
 from hangdoc.postmortem.readers._placement.pod_order import PodOrder
 from hangdoc.postmortem.readers._placement.statements import Seat
@@ -101,6 +102,7 @@ class JobLayout:
     one_node: bool = False  # a launcher's command line says that it has one
     first_node: bool = False  # a rank has its own number on its host
     _sizes: Counter[int] = field(default_factory=Counter)
+    _said_each: bool = False  # a line says what each has, and not only `4 x 8 GPUs`
     _worlds: bool = False  # a command line of DeepSpeed's launcher was read
     _mapped: list[Seat] = field(default_factory=list)
     _slots: dict[str, int] = field(default_factory=dict)
@@ -112,12 +114,14 @@ class JobLayout:
     _order: NodeOrder = field(default_factory=NodeOrder)
     _pods: PodOrder = field(default_factory=PodOrder)
     _lists: HostLists = field(default_factory=HostLists)
+    _hosts: JobHosts = field(default_factory=JobHosts)
 
     def feed(self, text: str) -> None:
         if "global_rank_mapping" in text[:MAX_LINE]:
             self._mapped += [_mapped(*found.groups()) for found in islice(_MAPPED.finditer(text), MAX_MAPPED)]
         self._order.feed(text)
         self._lists.feed(text)
+        self._hosts.feed(text)
         self._pods.feed(text)
         if "world_info" in text[:MAX_ENCODED] and (encoded := _WORLD_INFO.search(text[:MAX_ENCODED])):
             self._add_world(_hosts_in(encoded[1]))
@@ -129,6 +133,7 @@ class JobLayout:
             size = int(next(group for group in found.groups() if group))
             if 0 < size <= MAX_PER_NODE:
                 self._sizes[size] += 1
+                self._said_each = True
         for found in (*_GRID.finditer(text), *_TOTAL.finditer(text)):
             first, second = int(found[1]), int(found[2])
             grid = found.re is _GRID
@@ -177,7 +182,7 @@ class JobLayout:
     @property
     def per_node(self) -> int | None:
         """Ranks on each node; None: not stated, or not the same everywhere."""
-        sizes = self._sizes.keys() | self._order.sizes
+        sizes = self._sizes.keys() | self._order.sizes | self._hosts.sizes
         return next(iter(sizes)) if len(sizes) == 1 else None
 
     def seats(self, stated: Sequence[Seat]) -> Iterator[Seat]:
@@ -199,10 +204,10 @@ class JobLayout:
             if used != tuple(range(len(used))):  # else the numbers are the same anyway
                 yield Seat(tuple(range(len(used))), gpus=used)
         if size is not None and not self._other:
-            for node, host in self._order.numbers().items():
+            for node, host in (*self._order.numbers().items(), *enumerate(self._hosts.hosts)):
                 if node < limits.MAX_RANKS // size:
                     yield _block(host, node * size, size)
-        of_pod = size or self._pods.ranks_of_each
+        of_pod = (size if self._said_each else None) or self._pods.ranks_of_each
         for node, pod in self._pods.numbers().items() if of_pod is not None else ():
             if of_pod is not None and node < limits.MAX_RANKS // of_pod:
                 yield _block(pod, node * of_pod, of_pod)

@@ -68,6 +68,12 @@ _ORDERED = re.compile(
 )
 
 
+# The number at the end of its own name makes the number of a host: `--node_rank=$(hostname | grep -o '[0-9]*$')`
+_BY_NAME = re.compile(
+    r"node[_-]rank[= ][\"']?(?:\$\(hostname \||\$\{(?:HOSTNAME|POD_NAME|MY_POD_NAME)##\*-\}"
+    r"|\$\{?(?:JOB_COMPLETION_INDEX|POD_INDEX|VC_TASK_INDEX)\b)",
+    re.IGNORECASE,
+)
 # The list that such a sentence means, as these commands print it: a host a line
 _LISTS_HOSTS = re.compile(
     r"\bscontrol show hostnames?\b|\bnodeset -e\b|\bcat \S{0,80}(?:host|machine|node)_?(?:file|list)\b"
@@ -96,6 +102,7 @@ class NodeOrder:
     _templates: set[str] = field(default_factory=set)  # lines in which a name may end in a variable
     _listed: list[tuple[str, ...]] = field(default_factory=list)
     _open: tuple[int, tuple[str, ...]] | None = None  # lines since a list of hosts, which a loop may number
+    _by_name: bool = False  # the name of a host ends in its number
     _by_list: bool = False  # the ranks are in the order of a list that the text shows
     _printed: list[list[str]] = field(default_factory=list)  # the hosts that each command printed
     _printing: bool = False
@@ -147,6 +154,7 @@ class NodeOrder:
             if "$" in given[0]:
                 self._add(self._open[1])
             self._open = None
+        self._by_name = self._by_name or _BY_NAME.search(text) is not None
         self._by_list = self._by_list or _BY_LIST.search(text) is not None
         if (ordered := _ORDERED.search(text)) and (hosts := _hosts(next(filter(None, ordered.groups())))):
             self._add(hosts)
@@ -163,10 +171,19 @@ class NodeOrder:
         headed = {number: min(hosts) for number, hosts in self._numbered.items() if len(hosts) == 1}
         if len(set(headed.values())) == len(self._numbered) > 1:
             found.append(headed)
+        if self._by_name and (series := self._series()):
+            found.append(series)
         found += [
             numbers for prefix in sorted(self._prefixes())[:MAX_LISTS] if len(numbers := self._with_prefix(prefix)) > 1
         ]
         return found[0] if found and all(one == found[0] for one in found) else {}
+
+    def _series(self) -> Mapping[int, str]:
+        """The only names that are numbered from 0, in full: `moe-worker-1`, and not `worker-1`. Empty: several are."""
+        prefixes = {name.rstrip("0123456789") for name in self._names}
+        found = {prefix: numbers for prefix in prefixes if {0, 1} <= (numbers := self._with_prefix(prefix)).keys()}
+        whole = [prefix for prefix in found if prefix.endswith("-") and all(prefix.endswith(one) for one in found)]
+        return found[whole[0]] if len(whole) == 1 else {}
 
     def _prefixes(self) -> set[str]:
         prefixes = set()

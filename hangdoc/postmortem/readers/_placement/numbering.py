@@ -46,6 +46,7 @@ def _statements(thing: str) -> re.Pattern[str]:
         rf"|\b{either} ?{_SAME} ?(?:(?:the|its|their|to) ){{0,2}}(?:global |local[ _-]?)?{rank}\b(?! ?[:=#]?\d)"
         rf"|\b{thing} (?:of|to|from|by|=|is) (?:(?:its|their|the|own) ){{0,2}}(?:slurm_)?local[ _-]?(?:rank|id)\b"
         rf"|\blocal[ _-]?rank (?:picks|selects|chooses|sets) (?:the )?{thing}\b"
+        rf"|\blocal[ _-]?id ?{_SAME} ?(?:the )?{either}\b(?! ?[:=#]?\d)"
         rf"|(?<![a-z])(?:ranks?|process|worker) (?P<one>[a-z])\b.{{0,24}}?\b{thing}[ :_-]{{0,2}}(?P=one)\b"
         rf"|\b{thing}[ :_-]{{0,2}}(?P<other>[a-z])\b.{{0,24}}?\b(?:ranks?|process|worker) (?P=other)\b"
         rf"|\b(?:one|1|a(?: single)?) (?:rank|process|proc|task|worker) (?:per|an?|for each|on each|for every|on every)"

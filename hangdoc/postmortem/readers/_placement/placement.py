@@ -243,6 +243,7 @@ def placement_of(text: str) -> Placement:
     ]
     one_host_each = len(labelled) == len({rank for _, rank in labelled}) > 1
     stated += [Seat((rank,), host, firm=one_host_each) for host, rank in labelled]
+    stated += _seats_of_nccl(communicators)
     known = frozenset(name for name, count in hosts.items() if count >= LEAST_LABELS)
     seats = believable(_of_lettered_hosts(stated, known), known, frozenset(processes))
     # A list of the processes of a host has as many as ranks are heard.
@@ -406,6 +407,12 @@ def _buses_of_nccl(communicators: Mapping[int, set[tuple[str, str, int]]]) -> di
     if len({host for host, _, _ in members}) == 1 and {rank for *_, rank in members} == set(range(size)):
         found |= {("", bus): rank for (_, bus), rank in found.items()}
     return found
+
+
+def _seats_of_nccl(communicators: Mapping[int, set[tuple[str, str, int]]]) -> list[Seat]:
+    """The hosts of the ranks of the largest communicator."""
+    members = communicators[max(communicators)] if communicators else ()
+    return [Seat((rank,), host) for host, _, rank in sorted(members)]
 
 
 def _between(hosts: Mapping[int, str], per_node: int | None) -> dict[int, str]:

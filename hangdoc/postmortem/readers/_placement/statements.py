@@ -99,6 +99,12 @@ _RAY_ACTOR = re.compile(
 )
 # Ray's prefix of a process that runs no rank: `(TrainController pid=4471)`.
 _OF_DRIVER = re.compile(r"\s{0,4}\((?:\w{0,40}Controller|\w{0,40}Tuner\w{0,20}|raylet|autoscaler)\b[^()\n]{0,80}\)")
+# `SLURM_NODEID of gx4 is 3`, `the ranks of n2 are 8-15`: the host behind what it has.
+_HAD_BY = re.compile(
+    rf"\b(?P<what>(?:slurm_)?(?:nodeid|procid)|node[ _-]?rank|(?:global |world )?ranks?) (?:of|on) (?P<host>{NAME}) "
+    r"(?:is|are|=) (?=\d)",
+    re.IGNORECASE,
+)
 _STAMP = re.compile(r"(?<=\[)[VDIWEFC]\d{3,4} \d\d:\d\d:\d\d")  # glog's, which is no host: `[W722 03:41:19.044 ...`
 # In front of a line: `[r6@cn22]`, `rank6@cn22`.
 _RANK_AT = re.compile(rf"\W{{0,4}}r(?:ank[ _-]?)?(\d{{1,6}})@({NAME})")
@@ -110,7 +116,8 @@ _HOST_LIST = re.compile(
     re.IGNORECASE,
 )
 _HOST_AND_RANKS = re.compile(
-    rf"({NAME}?)\s?(?:=|:|->|\u2192|\s)\s?\[?(\d{{1,6}}(?:\s?(?:-|\u2013|\.\.|to)\s?\d{{1,6}})?)\]?(?:[,;.:)]{{0,2}}\s|[,;.:)]{{0,2}}$)"
+    rf"({NAME}?)\s?(?:=|:|->|\u2192|\s)\s?\[?(\d{{1,6}}(?:\s?(?:-|\u2013|\.\.|to|,)\s?\d{{1,6}}){{0,16}})\]?"
+    rf"(?:[,;.:)]{{0,2}}\s|[,;.:)]{{0,2}}$)(?:[/|] )?"
 )
 # Each with its device: `ranks -> gpus: 0 17:00.0, 1 31:00.0`.
 _BUS_LIST = re.compile(
@@ -199,7 +206,7 @@ def seats_in(text: str) -> Iterator[Seat]:
     elif by_host := _by_host(text):
         yield from by_host
     else:
-        text = _SIZES.sub(";", _STAMP.sub("", text))
+        text = _HAD_BY.sub(r"host \g<host> \g<what> ", _SIZES.sub(";", _STAMP.sub("", text)))
         found = [seat for group in _Line(text).groups() if (seat := _seat(group, text))]
         yield from found
         if len(each) == 1 and not any(seat.pids for seat in found):
@@ -222,7 +229,9 @@ def _by_host(text: str) -> list[Seat]:
         one.end() == other.start() or not text[one.end() : other.start()].strip() for one, other in pairwise(items)
     )
     seats = [
-        Seat(listed_numbers(item[2].replace("..", "-"), MAX_RANKS), item[1]) for item in items if may_be_host(item[1])
+        Seat(listed_numbers(item[2].replace("..", "-"), MAX_RANKS), item[1])
+        for item in items
+        if may_be_host(item[1]) or item[1] == "master"
     ]
     ranks = [rank for seat in seats for rank in seat.ranks]
     stated = whole and items[0].start() == head.end() and len(seats) == len(items) > 1

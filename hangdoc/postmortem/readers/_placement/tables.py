@@ -30,6 +30,13 @@ _HOST_OF_EACH = re.compile(r"\bsrun\b.{0,120} (?:-l|--label)\b.{0,120}\bhostname
 # `I log rank/pid`, `pids by rank:`, above or in front of `0:4276 1:4277`
 _OF_PAIRS = re.compile(r"\branks?\b.{0,20}\bpids?\b|\bpids?\b.{0,40}\branks?\b", re.IGNORECASE)
 _PAIR = re.compile(r"(?<![\w.:/=-])(\d{1,9}) ?(?:[:=/]|->) ?(\d{1,9})(?![\w.:/=-])")
+# `pids on vm-a (10.0.3.21): 24468 = 0, 24469 = 1`: what stands behind a PID is its rank
+_PIDS_OF_HOST = re.compile(
+    rf"\bpids? (?:on|of|at) (?:host |node )?(?P<host>{NAME})(?: \([^()\n]{{1,60}}\))? ?[:=]"
+    r"(?P<pairs>(?: {0,4}\d{2,9} ?(?:=|->|is|:) ?(?:rank )?\d{1,6}[,;]?){1,64})\s*\.?\s*$",
+    re.IGNORECASE,
+)
+_PID_AND_RANK = re.compile(r"(\d{2,9}) ?(?:=|->|is|:) ?(?:rank )?(\d{1,6})")
 LEAST_PAIRS = 2  # fewer may be a time
 _NAME, _NUMBER = re.compile(NAME), re.compile(r"\d{1,9}")
 # The ranks of a whole host in one cell: `16-23`, ` 0- 7`, `0..7`, `0 to 7`; and as one word.
@@ -55,6 +62,11 @@ class PlacementTable:
         if not text.strip() or len(text) > MAX_LINE:
             self._columns = () if len(text) > MAX_LINE else self._columns
             return None
+        if listed := _PIDS_OF_HOST.search(text):
+            pids, ranks = zip(
+                *((int(pid), int(rank)) for pid, rank in _PID_AND_RANK.findall(listed["pairs"])), strict=True
+            )
+            return Seat(ranks, listed["host"], pids) if len({*ranks}) == len(ranks) else None
         of_pairs, self._of_pairs = self._of_pairs, _OF_PAIRS.search(text) is not None
         if (of_pairs or self._of_pairs) and (pairs := _pairs(text)):
             return pairs

@@ -35,6 +35,19 @@ def test_the_end_of_a_connection_whose_gid_is_link_local(
     assert [one.host for one in logs.beyond] == ([host] if host else [])
 
 
+@pytest.mark.parametrize(("failed", "named"), [((), ["h1"]), ((3,), [3]), ((2, 3), ["h1"])])
+def test_a_port_that_two_ranks_of_a_host_report(failed: Sequence[int], named: Sequence[int | str]) -> None:
+    port = LogEvent("ib_event", "x", "job.log", 1, None, {"port": "mlx5_3:1", "event": "port error"})
+    completion = LogEvent("ib_error", "x", "job.log", 2, None, {"status": "12", "peer": "10.8.0.7"})
+    pieces = [
+        Piece(ProcessRef(rank, "h1"), "logs", Logs((port, completion) if rank in failed else (port,)))
+        for rank in (2, 3)
+    ]
+    found = derive(list(snapshots(pieces)), TYPES)
+    ranks = [rank for rank, facts in ((facts.rank, facts) for facts in found.ranks) if facts.logs.ports]
+    assert [*ranks, *(one.host for one in found.job.logs.ports)] == named
+
+
 @pytest.mark.parametrize(
     ("pairs", "per_host", "expected"),
     [

@@ -36,6 +36,7 @@ def ending(text: str) -> Ending:
         ("[rank0]: Epoch 3 [450/1000] loss 0.2", (0, "batch of the epoch", 3, 450, 1000)),
         ("{'rank': 1, 'step': 12}", (1, "step", None, 12, None)),
         ("rank 2 len(train_loader) = 1249", (2, "length", None, 1249, 1249)),
+        ("shard 3 rank 1 n_batches 8", (1, "length", None, 8, 8)),
         ("[rank1]: number of batches: 125", (1, "length", None, 125, 125)),
         ("[r1] BucketSampler -> max_tokens=16000, 1869 batches", (1, "length", None, 1869, 1869)),
         ("[rank1]: steps per epoch: 125", (1, "length", None, 125, 125)),

@@ -19,6 +19,9 @@ HOSTS = {
     "dmesg, gn12:": "gn12",
     "dmesg (gx-b):": "gx-b",
     "### gx-b": None,  # any word with a dash
+    "host gx-b:": "gx-b",
+    "gn12\n$ dmesg": "gn12",  # above a prompt that names none
+    "gn12\nok\n$ dmesg": None,
     "### step12": None,
     "gn12": None,  # a word alone
     "trained on A100 for 3 days": None,

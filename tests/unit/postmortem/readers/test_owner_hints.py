@@ -90,3 +90,19 @@ def test_a_heading_whose_process_has_the_stack_of_another_one() -> None:
     hints.observe("pid 30746, 30747: same as 30744 (step, the `float(loss)`)")
     assert hints.relations.twins == {30745: 30744, 30746: 30744, 30747: 30744}
     assert hints.take() == ProcessRef()
+
+
+def test_a_heading_of_nothing_but_ranks_that_have_the_stack_of_another_one() -> None:
+    hints = OwnerHints()
+    hints.observe("=== RANK 1 (pid 118205) ===")
+    hints.take()
+    hints.observe("=== 2,3,4 ===")
+    hints.observe("same as 1 (line 151 = `running += loss.item()`, the first step of epoch 7)")
+    assert hints.companions == {1: (2, 3, 4)}
+    assert hints.take() == ProcessRef()
+
+
+def test_numbers_below_no_rank_are_no_heading() -> None:
+    hints = OwnerHints()
+    hints.observe("--- 10, 20 ---")
+    assert hints.take() == ProcessRef()

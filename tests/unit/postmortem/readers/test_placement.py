@@ -33,6 +33,13 @@ from hangdoc.postmortem.readers._placement.placement import placement_of
         ("the machine with ranks 2 and 3 is h9", {2: "h9", 3: "h9"}),
         ("rank layout: gx1 = 0..1, gx2 = 2..3", {0: "gx1", 1: "gx1", 2: "gx2", 3: "gx2"}),
         ("RANK per pod: master-0=0, worker-1=2, worker-0=1", {0: "master-0", 1: "worker-0", 2: "worker-1"}),
+        (
+            "ranks: master 0,1 / job-worker-0 2,3",
+            {**dict.fromkeys((0, 1), "master"), **dict.fromkeys((2, 3), "job-worker-0")},
+        ),
+        ("SLURM_NODEID of gx4 is 1, PROCID 2-3", {2: "gx4", 3: "gx4"}),
+        ("pids on vm-a (10.0.3.2): 24468 = 0, 24469 = 1", {0: "vm-a", 1: "vm-a"}),
+        ("pids on vm-a: 24468 = 0, 24469 = 0", {}),
         ("rank times: node1 12, node2 14", {}),  # not every rank once
         ("rank -> host\n0 -> ab01\n1 -> ab02\n2 -> ab03", {0: "ab01", 1: "ab02", 2: "ab03"}),
         ("RANK  HOST    PID    GPU\n0     cn04    30211  0\n1     cn04    30212  1", {0: "cn04", 1: "cn04"}),
@@ -301,3 +308,31 @@ def test_a_list_of_all_local_ranks_beside_lines_of_as_many_ranks_is_one_host() -
     assert {pid: rank for (_, pid), rank in whole.pids.items()} == {4000 + n: n for n in range(4)}
     assert not placement_of(heard.replace("rank3", "rank9") + listed).one_node
     assert not placement_of(listed).one_node
+
+
+def test_the_hosts_of_a_communicator() -> None:
+    line = "{}:21:{} [{}] NCCL INFO comm 0x9c1f350 rank {} nranks 4 cudaDev 1 nvmlDev 1 busId e1000 commId 0x6a - Init"
+    text = "\n".join(("2 ranks per node", line.format("lab-a", 31, 1, 1), line.format("lab-b", 32, 0, 2)))
+    assert placement_of(text).whole == {"lab-a": [0, 1], "lab-b": [2, 3]}
+
+
+def test_the_pids_of_a_host() -> None:
+    found = placement_of("pids on vm-a: 24468 = 0, 24469 = 1\nrank 4 runs on vm-b")
+    assert found.rank_of(ProcessRef(host="vm-a", pid=24469)) == 1
+
+
+def test_the_number_of_a_gpu_that_does_not_answer() -> None:
+    text = (
+        "2 nodes (g1 g2), --ntasks-per-node=8, local id = gpu index\n"
+        "g2# nvidia-smi\nUnable to determine the device handle for GPU6: 0000:C1:00.0: Unknown Error"
+    )
+    assert placement_of(text).rank_of_gpu("g2", "0000:c1:00.0") == 14
+
+
+def test_the_ranks_of_pods_that_an_operator_starts() -> None:
+    pods = "PyTorchJob x\nx-master-0 Pending\nx-worker-0 Running"
+    assert placement_of(f"{pods}\n2 pods with 4 ranks per node").whole == {
+        "x-master-0": [0, 1, 2, 3],
+        "x-worker-0": [4, 5, 6, 7],
+    }
+    assert placement_of(f"{pods}\n2 x 4 gpus").whole == {}  # it may start one process in each
