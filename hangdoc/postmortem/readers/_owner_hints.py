@@ -340,8 +340,8 @@ class OwnerHints:
         if self.rank is not None and self.updated and (mark := elision(text)) and mark.said:
             self._observe_alike(mark.rank if mark.rank is not None else self._taken)
             return
-        if self._taken is not None and (these := _NUMBERS.fullmatch(text)):
-            self._announce(listed_numbers(these[1], MAX_COMPANIONS))
+        if self._taken is not None and (numbers := _NUMBERS.fullmatch(text)):
+            self._announce(listed_numbers(numbers[1], MAX_COMPANIONS))
             self._since = 0
             return
         if self._observe_next(text):
