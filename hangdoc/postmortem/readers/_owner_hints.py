@@ -80,6 +80,9 @@ _RANKS_AT_END = re.compile(
 )
 # In front of a paragraph about one process: `(basalt, rank 1) prints nothing more. I took its stack:`
 _LABEL = re.compile(rf"\s{{0,4}}\((?:{NAME}, ?)?(?:global )?rank[ _-]?\d{{1,6}}(?:, ?{NAME})?\):?(?=\s)", re.IGNORECASE)
+# Slurm's task is a rank: `## task 0 (pid 190233), tasks 1 and 3 are the same`
+_TASK_HEADING = re.compile(r"[\s=\-#*>]{0,12}task[ _#]?\d{1,5}\b(?=[^\n]{0,40}\bpid\b)[^\n]{0,160}", re.IGNORECASE)
+_TASK = re.compile(r"\btask(s?)(?=[ _#]?\d)", re.IGNORECASE)
 # A heading with a short name: `**stack r0**  (r3 the same)`, `--- r5 ---`, `r2:`
 _SHORT_HEADING = re.compile(
     r"(?=[^\n]{0,40}(?:[:*#=\])-]|stack|trace|dump|bt)|\s*r\d{1,5}\s*$)[\s=\-#*~+>\[(]{0,12}"
@@ -110,9 +113,11 @@ _FOLDED = re.compile(
 _SHORT = re.compile(r"(?<![A-Za-z_\d.])r(\d{1,5})(?![\w.])", re.IGNORECASE)
 # A heading: `rank 0, and 1 2 3 4 6 7 look exactly like it`
 _LIKE_IT = re.compile(
-    r"(?:^|[.:;] )(?:ok[,.]? )?(?:on |of |for )?rank[ _-]?(?P<rank>\d{1,6}),? (?:and |ranks? ){0,2}"
+    r"(?:^|[.:;] |[#=-] )(?:ok[,.]? )?(?:on |of |for )?rank[ _-]?(?P<rank>\d{1,6})(?: \([^()\n]{1,40}\))?,? "
+    r"(?:and |ranks? ){0,2}"
     r"(?P<others>\d{1,6}(?:(?: ?,(?: and)?| and| ?&|) \d{1,6}| ?- ?\d{1,6}){0,64})"
-    r" (?:all )?(?:look|are|is|looks|show|stand)s? (?:all )?(?:exactly |just )?(?:like it|the same|alike|identical)\b",
+    r" (?:all )?(?:look|are|is|looks|show|stand)s? (?:all )?(?:exactly |just |line by line )?"
+    r"(?:like it|the same|alike|identical)\b",
     re.IGNORECASE,
 )
 _AND_RANK = re.compile(
@@ -290,6 +295,8 @@ class OwnerHints:
             return
         if label := _LABEL.match(text):
             text = label[0]  # what follows in the line is a remark
+        if _TASK_HEADING.fullmatch(text):
+            text = _TASK.sub(r"rank\1", text)
         if short := _SHORT_HEADING.fullmatch(text):
             head, mark, note = short["rest"].partition("(")
             text = _SHORT.sub(r"rank \1", head) + mark + _SHORT.sub(r"\1", note)

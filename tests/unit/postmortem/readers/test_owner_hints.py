@@ -106,3 +106,15 @@ def test_numbers_below_no_rank_are_no_heading() -> None:
     hints = OwnerHints()
     hints.observe("--- 10, 20 ---")
     assert hints.take() == ProcessRef()
+
+
+def test_a_task_of_slurm_and_those_with_its_stack() -> None:
+    hints = OwnerHints()
+    hints.observe("## task 0 (pid 190233), tasks 1 and 3 are line by line the same")
+    assert (hints.companions, hints.take().rank) == ({0: (1, 3)}, 0)
+
+
+def test_a_task_without_a_process_is_no_rank() -> None:
+    hints = OwnerHints()
+    hints.observe("### task 3: tidy up")
+    assert hints.take() == ProcessRef()
