@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from hangdoc.analysis import Analysis, Case, Key
 from hangdoc.analysis.ranks.call_path import CallPath, Frames, Step, per_path, threads_of
+from hangdoc.analysis.ranks.conditions import parts_by_rank
 from hangdoc.analysis.ranks.judged_thread import judged_thread
 from hangdoc.analysis.ranks.phases import GPU, WAITING, ProcessContext, phase_of, waits
 from hangdoc.analysis.ranks.process import is_stopped
@@ -47,6 +48,7 @@ class StackFacts:
     line: int | None = None
     text: str | None = None  # its source line
     branch: str | None = None  # condition of the innermost `if` around that line
+    rank_branch: str | None = None  # condition around that line that asks which rank it is: "rank == 0"
     # It waits for its peers: in a collective, send or receive, or, post mortem, for the GPU. None: not seen.
     waits: bool | None = None
     on_gpu: bool = False  # it waits for the GPU: what that waits for is a collective called before, or other work
@@ -213,6 +215,7 @@ def _facts(
         line=user.line if user else None,
         text=user.place.text if user and user.place else None,
         branch=branch.test if branch else None,
+        rank_branch=next((b.test for b in _branches(user) if parts_by_rank(b.test)), None),
         waits=not stopped and waits(phase, context),
         on_gpu=phase == GPU,
         in_backward=any(step.function == "_engine_run_backward" for step in path.steps),
@@ -245,8 +248,12 @@ def _group(frames: Sequence[Frame], default: int | None) -> int | None:
 
 def guard(step: Step | None) -> Branch | None:
     """The innermost `if` around a frame's line, other than the script's `__main__` guard."""
-    branches = step.place.branches if step and step.place else ()
-    return next((b for b in reversed(branches) if b.test and "__name__" not in b.test), None)
+    return next((b for b in _branches(step) if "__name__" not in b.test), None)
+
+
+def _branches(step: Step | None) -> list[Branch]:
+    """The conditions around a line, innermost first."""
+    return [b for b in reversed(step.place.branches) if b.test] if step and step.place else []
 
 
 def _native_leaf(frames: Frames) -> str | None:
