@@ -84,6 +84,7 @@ GROUPS = (
     "fiftyninth",
     "sixtieth",
     "sixtyfirst",
+    "sixtythird",
 )
 CLASSES = (
     "collective_wait",
