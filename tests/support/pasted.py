@@ -186,10 +186,6 @@ def score(fragment: Fragment, judged: tuple[Verdict, ...]) -> Score:
             str(culprit.host) for culprit in finding.culprits if culprit.host not in NO_HOST and culprit.rank is None
         )
         fits = finding.cls == fragment.cls or finding.playbook in fragment.also
-        if fragment.hosts and not fragment.culprits:
-            # The label names hosts: a rank stands for its host, where the text shows which ranks it has.
-            hosts |= {str(one.host) for one in finding.culprits if one.rank is not None and one.host in fragment.hosts}
-            ranks = frozenset(one.rank for one in finding.culprits if one.rank is not None and one.host not in hosts)
         named = ranks <= fragment.culprits and (fragment.hosts is None or hosts <= fragment.hosts)
         # A label may add the host of its ranks: who names these ranks has said it all.
         whole = fragment.hosts is None or hosts == fragment.hosts or bool(ranks)
