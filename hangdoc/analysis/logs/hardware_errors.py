@@ -113,10 +113,12 @@ def _move_shared_ports(found: HardwareErrors) -> None:
         if len(keys) < 2:
             continue
         failed = [key for key in keys if key in found.ib]
-        if len(failed) != 1:
+        kept = failed[0] if len(failed) == 1 else None
+        if kept is None:
             found.port_hosts.setdefault(host, found.ports[keys[0]])
-        for key in keys if len(failed) != 1 else set(keys).difference(failed):
-            del found.ports[key]
+        for key in keys:
+            if key != kept:
+                del found.ports[key]
 
 
 def _aborted(logs: JobLogs, host: str) -> Key | None:

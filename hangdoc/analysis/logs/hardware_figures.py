@@ -120,7 +120,7 @@ class HardwareDetector(Detector[HardwareFacts, HardwareJob]):
         job = HardwareJob(
             named.of(slowed), slowed_why, named.of(idle), idle_why, named.of(busy), busy_why,
             named.of(faulty), faulty_why, named.of(link), link_why, by_errors,
-            named.of(throttled or bound) or named.slow_of(throttled_why), throttled_why, crowded_why, proved,
+            named.of(throttled or bound) or (named.slow if throttled_why else ()), throttled_why, crowded_why, proved,
             bound_why, unranked, alike,
             _emulated(values), on_hosts(case, loaded), loaded_why,
         )  # fmt: skip
@@ -140,17 +140,16 @@ class _Named:
     def of(self, owners: Sequence[tuple[str, str]]) -> tuple[Suspect, ...]:
         """If as many ranks are slow as GPUs or hosts are slowed, they are the same."""
         found = [one for of, owner in owners if (one := self._suspect(of, owner)) is not None]
-        if any(one.rank is None for one in found) or len(found) < len(owners):
-            ranks = tuple(one for one in self.figures.slow if one.rank is not None)
-            if ranks and len(ranks) == len(owners):
-                return ranks[:MAX_SUSPECTS]
+        unknown = len(found) < len(owners) or any(one.rank is None for one in found)
+        if unknown and self.slow and len(self.slow) == len(owners):
+            return self.slow
         spread = [one for each in dict.fromkeys(found) for one in self._of_whole_host(each, owners)]
         return tuple(dict.fromkeys(spread))[:MAX_SUSPECTS]
 
-    def slow_of(self, throttled_why: str | None) -> tuple[Suspect, ...]:
-        """The ranks that are slow by their own figures, if a quota throttles a process of which no line says whose."""
-        ranks = tuple(one for one in self.figures.slow if one.rank is not None)
-        return ranks[:MAX_SUSPECTS] if throttled_why else ()
+    @property
+    def slow(self) -> tuple[Suspect, ...]:
+        """The ranks that are slow by their own figures: whom a quota throttles, if no line says whose it is."""
+        return tuple(one for one in self.figures.slow if one.rank is not None)[:MAX_SUSPECTS]
 
     def _of_whole_host(self, one: Suspect, owners: Sequence[tuple[str, str]]) -> Sequence[Suspect]:
         """The ranks of a host, if as many of its GPUs or processes are meant, or if just its ranks are slow."""
@@ -160,7 +159,7 @@ class _Named:
         ranks = set(ranks_of_host(self.case, one.host))
         late = {suspect.rank for suspect in self.figures.slow}
         slow = late == ranks or (len(late) > 1 and late < ranks and self.figures.others.isdisjoint(ranks))
-        # More of its processes than it has ranks: also those that load the data.
+        # More processes than ranks: data loader workers are among them.
         listed = sum(of == "process" and owner in at for of, owner in owners)
         whole = ("host", one.host) in owners or len(set(at)) == len(ranks) or listed > len(ranks) or slow
         return on_hosts(self.case, [one]) if whole else [one]

@@ -53,7 +53,7 @@ class TablesDetector(Detector[TablesFacts, TablesJob]):
 def _facts(logs: JobLogs, key: Key) -> TablesFacts:
     events = logs.ranks.get(key, ())
     waits = [event for event in events if event.kind == "kernel_wait"]
-    # The kernel's own report of a hung task may lack its stack: then the newest table tells more.
+    # The kernel may report a hung task without its stack. The newest event that names a function tells more.
     wait = next((event for event in reversed(waits) if event.fields.get("wchan")), waits[-1] if waits else None)
     gone = last(events, "defunct")
     return TablesFacts(
@@ -72,8 +72,7 @@ def _job(case: Case, logs: JobLogs, absent: Sequence[Suspect]) -> TablesJob:
     ranks = {key: rank for rank, key in logs.keys.items()}
     rank_of: dict[str, int | None] = dict.fromkeys(event.fields.get("pod", "") for event in pods)
     rank_of |= {event.fields.get("pod", ""): ranks.get(key) for key, event in logs.of_ranks("pod_waits")}
-    unstarted = [Suspect(rank, None, pod) for pod, rank in rank_of.items()]
-    unstarted = list(on_hosts(case, unstarted))
+    unstarted = list(on_hosts(case, (Suspect(rank, None, pod) for pod, rank in rank_of.items())))
     if unstarted and len(unstarted) == len(absent) and all(one.rank is None for one in unstarted):
         unstarted = list(absent) if len(absent) > 1 else [replace(unstarted[0], rank=absent[0].rank)]
     return TablesJob(

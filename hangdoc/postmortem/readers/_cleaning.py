@@ -37,6 +37,11 @@ _ODD = str.maketrans(
 _ENTITY = re.compile(r"&(?:lt|gt|amp|quot|nbsp|apos|#\d{1,6}|#x[0-9a-fA-F]{1,5});")
 _FENCE = re.compile(r"\s{0,12}(?:`{3,}|~{3,})\s*[\w.+-]{0,20}\s*")
 _QUOTE = re.compile(r"[ \t]{0,3}(?:>[ ]?(?=[>\s])){0,20}>(?!>) ?")
+# A heading that looks like a quote: `>>> rank 5, tail`, `>>> n31`
+_ARROWS = re.compile(
+    r"\s{0,4}>{2,4} ((?:(?:on )?(?:global |local )?(?:rank|node|host|machine|worker|gpu|pod)s?[ _#:-]{0,2}\w"
+    r"|[A-Za-z][\w.-]{0,60}\d{1,5}(?=[ ,:(]|$))[^=()\n]{0,60}(?:\([^()\n]{1,40}\))?:?)\s*"
+)
 _BULLET = re.compile(r"[ ]{0,6}[-*\u2022\u2023\u25e6][ ]+(?=[^\s\-*])")
 _BOLD = re.compile(r"(?<![\w*])\*\*(?=[^\s*])([^*\n]{1,2000}?)(?<=[^\s*])\*\*(?![\w*])")
 _STARRED = re.compile(r"(\s*)(\*\*|`{1,2}|\*|_)(?!\2)(.*?)\2([:.,]?)\s*")
@@ -59,10 +64,6 @@ _NEXT_COMMAND = re.compile(  # behind it: `$ ssh n1 ps`, `[me@n1 run]$ py-spy du
 _TORCHRUN = re.compile(r"(?:^|/)attempt_\d{1,4}/(\d{1,6})/std(?:out|err)\.log")
 
 DATE = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
-_ARROWS = re.compile(
-    r"\s{0,4}>{2,4} ((?:(?:on )?(?:global |local )?(?:rank|node|host|machine|worker|gpu|pod)s?[ _#:-]{0,2}\w"
-    r"|[A-Za-z][\w.-]{0,60}-?\d{1,5}(?=[ ,:(]|$))[^=()\n]{0,60}(?:\([^()\n]{1,40}\))?:?)\s*"
-)
 _GITLAB = re.compile(rf"({DATE}) \d\d[OE][ +]?")  # a runner with FF_TIMESTAMPS
 _ACTION = re.compile(rf"[^\t\n]{{1,200}}\t[^\t\n]{{1,200}}\t\ufeff?({DATE} )")  # gh run view --log
 _COMMAND = re.compile(
@@ -157,7 +158,7 @@ def _unmarked(text: str) -> str:
 
 
 def _without_quotes(lines: list[TextLine]) -> list[TextLine]:
-    """Without the `>` of mail and Markdown; `>>> rank 5, tail`, one line alone, is a heading."""
+    """Without the `>` of mail and Markdown. A single line may be a heading (`_ARROWS`)."""
     cleaned: list[TextLine] = []
     for quoted, group in groupby(lines, lambda line: line.text[:8].lstrip(" \t")[:1] == ">"):
         run = list(group)

@@ -17,6 +17,7 @@ from hangdoc.postmortem.readers._host_names import (
     NAME,
     as_rank,
     between_rulers,
+    host_alone,
     is_host_name,
     is_lettered,
     prompt_of,
@@ -37,10 +38,9 @@ _LABEL = re.compile(rf"(?:\[({NAME})\][:,]?\s|\(({NAME})\)[:,]?\s|<({NAME})>:?\s
 _LAST_LABEL = re.compile(
     rf"(?:^|[\s\[(])({NAME})[\])]?: ?(?:[A-Za-z_][\w.]{{0,60}}(?:Error|Exception): ?)?(?:CUDA error: ?)?$"
 )
-_ALONE = re.compile(rf"\s{{0,4}}{NAME}\s*")
 _WHEN = r"(?:,? (?:(?:right |just )?now|earlier|later|before|afterwards?|then|today|again|meanwhile|at that time))?"
 _HEADING = re.compile(
-    rf"\s{{0,3}}(?:#{{1,6}} ?|[=\-*~>]{{2,}} ?|\d{{1,2}}[.)] )?(?:(?i:(?:and |only )?on|from|(?P<place>host|node"
+    rf"\s{{0,3}}(?:#{{1,6}} ?|[=\-*~]{{2,}} ?|\d{{1,2}}[.)] )?(?:(?i:(?:and |only )?on|from|(?P<place>host|node"
     rf"|machine|server))[ :]+)?"
     rf"(?P<host>{NAME})(?P<note> ?\([^()\n]{{1,60}}\))?"
     rf"(?: (?:has|shows|says|printed|gives|had)(?: (?:this|these|that|only this))?)?{_WHEN}"
@@ -100,7 +100,7 @@ class HostContext:
             if alone and not known and prompt_of(text):  # `cn-31` above `$ nvidia-smi`
                 known, (number, host) = True, alone
             if text.strip():
-                alone = (number, text.strip()) if _ALONE.fullmatch(text) and is_host_name(text.strip()) else None
+                alone = (number, name) if (name := host_alone(text)) else None
             before = before[1], text
             if known and (not hosts or hosts[-1] != host):
                 starts.append(number)

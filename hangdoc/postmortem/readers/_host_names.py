@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 NAME = r"[A-Za-z0-9][\w.\-]{0,252}"  # of a host or a pod
+LOG_OF_RANK = r"(?:log|out|err|std(?:out|err))[._-]\d{1,6}"  # a file, as of `srun --output log.%t`
 MAX_LINES = 20_000  # of a text whose hosts are looked for; longer ones are logs, which have prefixes
 
 _SET_PART = re.compile(r"[\w.-]{1,100}(?:\[[\d,-]{1,200}\][\w.-]{0,100})?")  # of `nd[01-04,6],gx2`
@@ -40,7 +41,7 @@ _NO_HOST = re.compile(  # names with digits that are no hosts; `gpu-c14` is one
     r"|bash|zsh"
     r"|stage|pp|tp|dp|ep|part|shard|replica|trial|day|page|version|num|no|pcie|mp|lwp|nvidia|nvswitch|ttyS|tty|loop|md"
     r"|dm|sda|fd|arg|case|test|cpu|core|socket|numa|bus|slot|port|lane|link)[-_ ]?[a-z]?\d*(?<!gpu\d\d)(?<!gpu\d\d\d)"
-    r"|(?:sh|bash|zsh)-\d.*|(?:log|out|err|std(?:out|err))[._-]\d{1,6}|[\d.:-]+|\d[\da-fA-F]*[.:].*|\d+[a-zA-Z]{0,3}|[EWIF]\d{4}"
+    rf"|(?:sh|bash|zsh)-\d.*|{LOG_OF_RANK}|[\d.:-]+|\d[\da-fA-F]*[.:].*|\d+[a-zA-Z]{0, 3}|[EWIF]\d{4}"
     r"|.*\.(?:py|sh|log|txt|yaml|yml|json|out|err|c|cc|cpp|cu|so[\d.]*|h5|tar|zip|safetensors|pt|bin)",
     re.IGNORECASE,
 )
@@ -120,6 +121,12 @@ def is_host_name(name: str) -> bool:
 def is_lettered(name: str) -> bool:
     """True for `trn-b`: a host, too, where the text around it suggests one, as a prompt does."""
     return _LETTERED.fullmatch(name) is not None
+
+
+def host_alone(text: str) -> str | None:
+    """The host in a line that has nothing else."""
+    name = text.strip()
+    return name if _ALONE.fullmatch(name) and is_host_name(name) else None
 
 
 def between_rulers(above: str, name: str, below: str) -> str | None:

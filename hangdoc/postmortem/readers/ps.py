@@ -166,11 +166,10 @@ class _Parser:
         row = _labelled_row(self._columns, text)
         if row is None and (label := _HOST_LABEL.match(text)) and is_host_name(label[1]):  # of pdsh: `n22: 4711 D ...`
             row = _labelled_row(self._columns, text[label.end() :])
-            self._turn_to(label[1] if row else None)
+            if row is not None and (self._process is None or self._process.host != label[1]):
+                self._next_host(ProcessRef(host=label[1]))
         if row is None and self.hints.looped_host(text):
-            columns = self._columns  # the same command on the next host
-            self.end()
-            self._columns = columns
+            self._next_host(None)
             return False
         if row is None:
             self._columns = [] if text.strip() else self._columns
@@ -181,12 +180,11 @@ class _Parser:
             self._rows.append((row, self._line))
         return True
 
-    def _turn_to(self, host: str | None) -> None:
-        """The next row is of this host."""
-        if host is not None and (self._process is None or self._process.host != host):
-            columns = self._columns
-            self.end()
-            self._process, self._columns = ProcessRef(host=host), columns
+    def _next_host(self, process: ProcessRef | None) -> None:
+        """The same columns follow for another host."""
+        columns = self._columns
+        self.end()
+        self._process, self._columns = process, columns
 
     def end(self) -> None:
         if self._rows and self._process is not None:

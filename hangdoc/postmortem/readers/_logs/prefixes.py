@@ -9,6 +9,8 @@ from datetime import datetime, timedelta, timezone
 from itertools import groupby
 from operator import itemgetter
 
+from hangdoc.postmortem.readers._host_names import LOG_OF_RANK
+
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 MAX_PREFIXES = 10  # per line
 LABELLED_LINES = 4  # in a row, with the same number or the same words about a step: no list of items has such
@@ -74,9 +76,7 @@ _OF_TORCHRUN = re.compile(
 _OF_SIZE = re.compile(r"\[[\w./-]{1,60}\.py:\d{1,5}\] \((?P<rank>\d{1,6})/(?P<size>\d{1,6})\) (?=\S)")  # icefall
 _BRACKET = re.compile(r"\[(?P<rank>\d{1,4})\] (?=\S)")  # `[2] text`, where torch calls `[2] [rank2]: text` rank 2
 _BRACKETED = re.compile(rf"{_BRACKET.pattern}\[rank(?P<own>\d{{1,6}})\]")
-HOST_LABEL = re.compile(
-    r"(?P<host>(?!(?:log|out|err|std(?:out|err))[._-]\d{1,6}:)[a-zA-Z][\w.-]*\d[\w.-]*): "
-)  # pdsh, clush
+HOST_LABEL = re.compile(rf"(?P<host>(?!{LOG_OF_RANK}:)[a-zA-Z][\w.-]*\d[\w.-]*): ")  # pdsh, clush
 _RANK_ANYWHERE = re.compile(r"\[rank(\d{1,6})\]:? ?")  # after a progress bar
 _NCCL = re.compile(
     r"(?:^|[\s\]:>])(?P<host>(?:\u2026[.-]{0,2})?[A-Za-z0-9][\w.-]*):(?P<pid>\d+):\d+ \[(?P<device>-?\d+)\] "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from hangdoc.postmortem.readers._host_names import written_number
+from hangdoc.postmortem.readers._host_names import hosts_in_set, written_number
 from hangdoc.postmortem.readers._placement.tokens import may_be_host
 
 MAX_LINE = 400  # characters
@@ -43,7 +43,8 @@ _TOTAL = re.compile(
     re.IGNORECASE,
 )
 _ENDS = re.compile(
-    r"(?P<stem>[A-Za-z][\w-]{0,40}?)\[?(?P<first>\d{1,4}) ?(?:-|\u2013|\.\.\.?|to) ?(?P<last>[\w-]{1,46})\]?"
+    r"(?P<stem>[A-Za-z][\w-]{0,40}?)\[?(?P<first>\d{1,4}) ?(?:-|\u2013|\.\.\.?|to) ?"
+    r"(?P<last>(?:[A-Za-z][\w-]{0,40}?)?\d{1,4})\]?"
 )
 
 
@@ -90,12 +91,9 @@ def _share(totals: set[int], hosts: int) -> int | None:
 def _hosts(text: str) -> tuple[str, ...]:
     """The hosts in a list; empty: it is not in the order of its names, or they are none."""
     if ends := _ENDS.fullmatch(text):
-        stem, first = ends["stem"], ends["first"]
-        last = ends["last"].removeprefix(stem)
-        if not last.isdecimal() or len(last) < len(first) or not 0 < int(last) - int(first) < MAX_HOSTS:
-            return ()
-        names = [f"{stem}{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+        first, last = ends["first"], ends["last"].removeprefix(ends["stem"])
+        names = hosts_in_set(f"{ends['stem']}[{first}-{last}]", MAX_HOSTS)
     else:
-        names = re.split(r",? and | ?[,+&/] ?| ", text)
-    in_order = len({*names}) == len(names) > 1 and sorted(names) == names
-    return tuple(names) if in_order and all(map(may_be_host, names)) else ()
+        names = tuple(re.split(r",? and | ?[,+&/] ?| ", text))
+    in_order = len({*names}) == len(names) > 1 and sorted(names) == [*names]
+    return names if in_order and all(map(may_be_host, names)) else ()

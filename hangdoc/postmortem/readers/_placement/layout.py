@@ -102,7 +102,7 @@ class JobLayout:
     one_node: bool = False  # a launcher's command line says that it has one
     first_node: bool = False  # a rank has its own number on its host
     _sizes: Counter[int] = field(default_factory=Counter)
-    _said_each: bool = False  # a line says what each has, and not only `4 x 8 GPUs`
+    _per_node_said: bool = False  # a line says what each node has, and not only `4 x 8 GPUs`
     _worlds: bool = False  # a command line of DeepSpeed's launcher was read
     _mapped: list[Seat] = field(default_factory=list)
     _slots: dict[str, int] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class JobLayout:
             size = int(next(group for group in found.groups() if group))
             if 0 < size <= MAX_PER_NODE:
                 self._sizes[size] += 1
-                self._said_each = True
+                self._per_node_said = True
         for found in (*_GRID.finditer(text), *_TOTAL.finditer(text)):
             first, second = int(found[1]), int(found[2])
             grid = found.re is _GRID
@@ -207,7 +207,7 @@ class JobLayout:
             for node, host in (*self._order.numbers().items(), *enumerate(self._hosts.hosts)):
                 if node < limits.MAX_RANKS // size:
                     yield _block(host, node * size, size)
-        of_pod = (size if self._said_each else None) or self._pods.ranks_of_each
+        of_pod = (size if self._per_node_said else None) or self._pods.ranks_of_each
         for node, pod in self._pods.numbers().items() if of_pod is not None else ():
             if of_pod is not None and node < limits.MAX_RANKS // of_pod:
                 yield _block(pod, node * of_pod, of_pod)

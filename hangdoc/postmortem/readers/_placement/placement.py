@@ -181,10 +181,10 @@ class Placement:
         """A piece whose process has the rank and the host that the text gives it."""
         process = piece.process
         rank = self.rank_of(process)
-        labelled = process.local is not None and process.pid == LOCAL_PIDS - process.local and process.host is None
-        shown = process.pid is not None and process.pid > 0  # `py-spy dump --pid 4110  # local rank 0`
-        if rank is None and process.local is not None and (labelled or shown):
-            rank = self.rank_of_local(process.host, process.node, process.local)
+        if rank is None and process.local is not None and process.pid is not None:
+            labelled = process.pid == LOCAL_PIDS - process.local and process.host is None
+            if labelled or process.pid > 0:  # `py-spy dump --pid 4110  # local rank 0`
+                rank = self.rank_of_local(process.host, process.node, process.local)
         host = process.host or (self.hosts.get(rank) if rank is not None else None)
         if (rank, host) == (process.rank, process.host):
             return piece

@@ -231,7 +231,7 @@ def _by_host(text: str) -> list[Seat]:
     seats = [
         Seat(listed_numbers(item[2].replace("..", "-"), MAX_RANKS), item[1])
         for item in items
-        if may_be_host(item[1]) or item[1] == "master"
+        if may_be_host(item[1]) or item[1] == "master"  # short for the pod of a PyTorchJob
     ]
     ranks = [rank for seat in seats for rank in seat.ranks]
     stated = whole and items[0].start() == head.end() and len(seats) == len(items) > 1

@@ -44,7 +44,7 @@ def test_a_port_that_two_ranks_of_a_host_report(failed: Sequence[int], named: Se
         for rank in (2, 3)
     ]
     found = derive(list(snapshots(pieces)), TYPES)
-    ranks = [rank for rank, facts in ((facts.rank, facts) for facts in found.ranks) if facts.logs.ports]
+    ranks = [one.rank for one in found.ranks if one.logs.ports]
     assert [*ranks, *(one.host for one in found.job.logs.ports)] == named
 
 

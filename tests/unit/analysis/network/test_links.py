@@ -143,7 +143,10 @@ def on(node: network.Node, *command: str) -> None:
 
 @pytest.mark.slow("loses packets for seconds")
 def test_a_link_that_loses_packets() -> None:
-    """What the second rank receives; what it sends arrives. Of more, chance may lose a segment until it looks dead."""
+    """What the second rank receives; what it sends arrives.
+
+    With more loss, chance repeats the loss of one segment until the link looks dead.
+    """
     network.require()
     with network.network_testbed(2) as bed, tcp_peers(*bed.nodes) as (server, client):
         as_on_a_wire(bed)

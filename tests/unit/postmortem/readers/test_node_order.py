@@ -15,13 +15,16 @@ from hangdoc.postmortem.readers._placement.placement import placement_of
         "node ranks in this order: n0, n1, n2. 2 gpus per node",
         "3 nodes x 2 GPU, ranks in node order n0 n1 n2. small sizes pass",
         "ranks are placed in order of the nodelist, 2 per node:\n$ scontrol show hostnames n[0-2]\nn0\nn1\nn2\n\nn2: x",
-        "torchrun --nproc_per_node=2 --node_rank=$(hostname | grep -o '[0-9]*$')\nn-0 n-1 n-2",
         "3 nodes x 2.\nOrder of nodes in the job (SLURM_NODELIST): n0, n1, n2, ranks filled by node",
     ],
 )
 def test_the_ranks_of_numbered_hosts(text: str) -> None:
-    hosts = {rank: host.replace("-", "") for rank, host in placement_of(text).hosts.items()}
-    assert hosts == {0: "n0", 1: "n0", 2: "n1", 3: "n1", 4: "n2", 5: "n2"}
+    assert placement_of(text).hosts == {0: "n0", 1: "n0", 2: "n1", 3: "n1", 4: "n2", 5: "n2"}
+
+
+def test_the_number_of_a_host_by_the_end_of_its_name() -> None:
+    text = "torchrun --nproc_per_node=2 --node_rank=$(hostname | grep -o '[0-9]*$')\nn-0 n-1 n-2"
+    assert placement_of(text).hosts == {0: "n-0", 1: "n-0", 2: "n-1", 3: "n-1", 4: "n-2", 5: "n-2"}
 
 
 def test_the_heading_of_a_node_and_what_nccl_prints_there() -> None:
